@@ -10,7 +10,7 @@
 //!   permit takes one of as many files as there are permits. The strictest check comes before the
 //!   measurement, when all threads sleep inside for a while.
 //! - **Order**: the waiters come one by one, each after the server has the previous waiter in its
-//!   queue. So the first grants of all waiters must come in the same order.
+//!   queue. The first grants of all waiters must therefore come in the order of the waiters.
 //! - **Round trips**: compare a latch with the round trips of `two cores`. Without pinning, the
 //!   system often puts the two ends of a PING on one core. A latch has three ends.
 

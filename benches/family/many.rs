@@ -18,7 +18,7 @@ use crate::report::{Goals, Spread, Table, count, digits, time};
 const PROCESSES: [usize; 3] = [100, 300, 1_000];
 const THREADS: [usize; 3] = [250, 500, 1_000];
 const NAMES: [usize; 3] = [250, 1_000, 4_000];
-/// In this time each waiter asks about three times.
+/// Each waiter asks about three times in this time.
 const LONG_ENOUGH: Duration = Duration::from_secs(3);
 
 pub(crate) fn fair_locks(lab: &Lab, goals: &mut Goals) {
@@ -175,8 +175,8 @@ fn back(lab: &Lab, threads: usize) -> [f64; 2] {
     bytes
 }
 
-/// Half of the threads were notified one by one, and wait for the lock. The other threads wait for
-/// a notification.
+/// Half of the threads were notified one by one, and wait for the lock. The other half of the
+/// threads wait for a notification.
 fn condition(lab: &Lab, threads: usize) -> Seen {
     let (url, name) = (lab.url(false), format!("bench {}", lab.next()));
     let clients: [_; 4] = std::array::from_fn(|_| connect(&url));

@@ -1,7 +1,7 @@
 //! The time from the last count-down in one process until the waiter in another process is awake.
 //!
-//! As for a lock's hand-over, this time follows a silence. So the goal compares it with PINGs that
-//! follow an equally long silence.
+//! As for a lock's hand-over, this time follows a silence. The goal therefore compares this time
+//! with PINGs that follow an equally long silence.
 
 use std::time::Duration;
 

@@ -11,7 +11,7 @@ pub(crate) struct Calls {
     pub(crate) scripts: u64,
     /// The number of all commands, including those inside scripts.
     pub(crate) commands: u64,
-    /// The number of calls of HEXISTS. A script that renews calls it once for each name.
+    /// The number of calls of HEXISTS. A script that renews calls HEXISTS once for each name.
     pub(crate) hexists: u64,
 }
 

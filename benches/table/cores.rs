@@ -1,8 +1,8 @@
 //! The cores on which clients and server run.
 //!
 //! A round trip between two sleeping cores costs several times as much as a round trip on a single
-//! core. For an unpinned pair, the system switches between these two cases. So compare figures only
-//! on the same cores.
+//! core. For an unpinned pair, the system switches between these two cases. Compare figures only on
+//! the same cores.
 
 use std::fmt;
 use std::num::ParseIntError;
@@ -15,7 +15,7 @@ pub(crate) enum Cores {
     One,
     /// The clients on the first core, the server on the second.
     Two,
-    /// Where the system puts them.
+    /// The processes run where the system puts them.
     Any,
 }
 
@@ -29,7 +29,7 @@ impl fmt::Display for Cores {
     }
 }
 
-/// The cores that this process may use, if they are known. (Only Linux reports them.)
+/// The cores that this process may use, if they are known. (Only Linux reports these cores.)
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
     cores: Vec<usize>,

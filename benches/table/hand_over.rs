@@ -3,8 +3,8 @@
 //! A hand-over is compared with two round trips. The release goes to the server and comes as a
 //! message to the waiter, and the waiter asks and gets an answer. A hand-over follows a silence,
 //! after which all threads have to wake up. A round trip that directly follows another round trip
-//! is faster than that. So the goal compares a hand-over with PINGs that follow an equally long
-//! silence. The table also has the times of PINGs that directly follow each other.
+//! is faster than that. The goal therefore compares a hand-over with PINGs that follow an equally
+//! long silence. The table also has the times of PINGs that directly follow each other.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(crate) const ROLE: &str = "hand-over";
 
 /// How long a hold lasts. This is long enough for the waiter to fall asleep.
 const HOLDS: [u64; 2] = [2 * MILLISECOND, 7 * MILLISECOND];
-/// How long a thread rests after a release. By then the other thread has the lock.
+/// How long a thread rests after a release. At the end of the rest, the other thread has the lock.
 const REST: u64 = MILLISECOND;
 const PATIENCE: Duration = Duration::from_secs(60);
 

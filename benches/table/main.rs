@@ -17,9 +17,9 @@
 //!   are redlatch's calls.
 //! - **A contended figure has three parts**: locks in a second, switches of the lock to another
 //!   thread in a second, and the longest wait of any thread. (A lock that one thread takes again
-//!   and again is fast and useless.) So each holder reads the last holder from a file that all
-//!   processes share, works for 3 us, and checks whether it is still alone. Waits that go on after
-//!   the end count in full.
+//!   and again is fast and useless.) In this table each holder therefore reads the last holder from
+//!   a file that all processes share, works for 3 us, and checks whether it is still alone. Waits
+//!   that go on after the end count in full.
 //! - **threads**, **processes**: the smallest and the largest part of an equal share that a thread
 //!   or process got. The table has the extremes of all rounds. The goals have the median round (and
 //!   the worst round).

@@ -36,7 +36,8 @@ impl Cgroup {
     /// Kills all processes in the cgroup, including processes that are just being started.
     pub(crate) fn kill(&self) {
         // The write below waits while any cgroup of the machine is made, entered or removed. On a
-        // busy machine this takes more than a second. So the known processes are killed before it.
+        // busy machine this takes more than a second. The known processes are therefore killed
+        // before this step.
         #[cfg(target_os = "linux")]
         self.kill_each();
         let _none = fs::write(self.folder.join("cgroup.kill"), "1");

@@ -4,8 +4,8 @@
 //! The guardian knows the time until which the lock is certainly held. The guardian kills the
 //! command's group before that time, even if `redlatch run` was killed or paused. As the parent, it
 //! learns the command's pid before any process can end the command, and the group's number is not
-//! reused before the guardian reaps the command. So only the guardian signals the group. (If the
-//! guardian is paused, `redlatch run` kills the group in its place.)
+//! reused before the guardian reaps the command. For these reasons, only the guardian signals the
+//! group. (If the guardian is paused, `redlatch run` kills the group in its place.)
 //!
 //! The guardian's stdin is a socket. `redlatch run` sends the command's stdin over it, and these
 //! lines:
@@ -20,8 +20,8 @@
 //! The guardian answers `started PID` or `failed STATUS WHY`. At `started`, the process `PID` has
 //! not become the command yet. `PID` waits for its stdin, which it gets when the lock is certain
 //! and the guardian has left its group. When the command has ended and its group is killed, the
-//! guardian answers `ended STATUS LOST FAILED`. After that, the guardian reaps the processes of the
-//! group, and ends when all of them are dead.
+//! guardian answers `ended STATUS LOST FAILED`. After this answer, the guardian reaps the processes
+//! of the group, and ends when all of them are dead.
 
 use std::ffi::OsString;
 use std::fs;
@@ -103,8 +103,8 @@ pub(crate) fn reap(command: Pid, in_terminal: bool) -> Option<u8> {
 
 struct Guardian {
     pid: Pid,
-    /// Whether the command is in a terminal's group. In that group only the command is signalled,
-    /// because the group may have other processes.
+    /// Whether the command is in a terminal's group. In a terminal's group only the command is
+    /// signalled, because the group may have other processes.
     in_terminal: bool,
     /// The command's cgroup, which also has the processes that have left the command's group.
     cgroup: Option<Cgroup>,
@@ -170,7 +170,7 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
         Err(error) => return failed(CONFIG, format!("no cgroup: {error}")),
     };
     tell(&socket, format!("started {}\n", child.id()));
-    // `redlatch run` reads these few lines soon. So writes need not wait, either.
+    // Writes need not wait, either, because `redlatch run` reads these few lines soon.
     let lines = socket.set_nonblocking(true).and_then(|()| socket.try_clone());
     let (lines, ended) = match lines.and_then(|lines| Ok((lines, watch(pid)?))) {
         Ok((lines, ended)) => (Some(BufReader::new(lines)), ended),
@@ -202,10 +202,10 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
 /// Raises the priority of this process, and of the threads that it starts later.
 ///
 /// Linux first divides a core among sessions. In a busy session, a process of any niceness was 0.7
-/// s late. In its own session it was 25 ms late.
+/// s late. A process in its own session was 25 ms late.
 fn hurry(command: Pid) {
-    // The leader of a group cannot begin a session. So this process joins the command's group for a
-    // moment, before the command begins.
+    // The leader of a group cannot begin a session. For a moment, before the command begins, this
+    // process therefore joins the command's group.
     let joined = getpgid(Some(command)).and_then(|group| setpgid(None, Some(group)));
     if joined.and_then(|()| setsid()).is_ok() {
         let _refused = fs::write("/proc/self/autogroup", URGENT.to_string());
@@ -270,8 +270,8 @@ impl Guardian {
             self.kill_group();
         }
         let status = wait(WaitId::Pid(self.pid), WaitIdOptions::NOWAIT).unwrap_or(SOFTWARE);
-        // A command does not inherit the other end of `start`. So when the command begins, that end
-        // is closed.
+        // A command does not inherit the other end of `start`. That end is therefore closed when
+        // the command begins.
         let failed = self.stdin.is_some() || matches!(self.start.read(&mut [0]), Ok(1..));
         (status, self.lost, failed)
     }

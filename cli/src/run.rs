@@ -88,13 +88,13 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     }
     let mut work = Work::start(&job, run, &held, client.id(), events.clone())?;
     // `raise` comes as late as possible: if this process is killed after it, the lock stays taken.
-    // But `raise` must come before the guardian gets the deadline, because the command may then
-    // begin.
+    // `raise` must still come before the guardian gets the deadline, because the command may begin
+    // after that.
     if let Some(least) = least() {
         held.raise(least)?;
     }
-    // `go_to` comes as late as possible. If a signal has come before it, the command never begins,
-    // and the lock does not stay taken for the minimum time.
+    // `go_to` comes as late as possible. If a signal has come before `go_to`, the command never
+    // begins, and the lock does not stay taken for the minimum time.
     if !signals.go_to(&events) {
         return Ok(signals.status());
     }
@@ -462,7 +462,7 @@ impl Work {
                 self.tell_deadline(held);
             }
             if given_up {
-                // After this, the guardian's children become children of this process.
+                // When the guardian is dead, its children become children of this process.
                 let _ends = self.guardian.kill();
             }
         }
@@ -473,8 +473,8 @@ impl Work {
         self.said.is_some() || self.command.as_ref().is_some_and(Process::has_ended)
     }
 
-    /// Whether the command has begun. Also true if the guardian was paused and may not have
-    /// reported the beginning.
+    /// Whether the command has begun. The result is also true if the guardian was paused and may
+    /// not have reported the beginning.
     fn has_begun(&self) -> bool {
         self.command.is_some() && !self.failed
     }
@@ -525,7 +525,7 @@ impl Work {
     fn kill(&self) {
         self.cgroup.as_ref().inspect(|cgroup| cgroup.kill());
         // After the guardian has reaped the command, another process may get the command's number.
-        // But then the guardian has already killed the command's group.
+        // Before the guardian reaps the command, it kills the command's group.
         let Some(Process { pid, .. }) = self.command else { return };
         if matches!(self.said, Some(Ok(_))) {
             return;

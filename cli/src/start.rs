@@ -1,8 +1,8 @@
 //! The process that becomes the command. The process starts the command when its guardian sends the
 //! command's stdin.
 //!
-//! Before that, no code of the command runs. So `redlatch run` knows the number of this process,
-//! and the guardian has left the process's group, before the command can do anything.
+//! Before that, no code of the command runs, so that `redlatch run` knows the number of this
+//! process, and the guardian has left the process's group, before the command can do anything.
 
 use std::ffi::OsString;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Result, Write as _};
@@ -48,7 +48,7 @@ fn begin(mut words: impl Iterator<Item = OsString>) -> Option<u8> {
     let guardian = words.next()?;
     let (program, name) = (words.next()?, words.next()?);
     // The guardian may have sent the stdin and may then have been killed before this process asked
-    // for the signal of its death. So this compares the parent.
+    // for the signal of its death. This process therefore compares its parent with the guardian.
     let stdin = receive_stdin(std::io::stdin()).filter(|_| guardian == *parent_id().to_string())?;
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().ok()?);
     let error = Command::new(program).arg0(&name).args(words).stdin(stdin).exec();

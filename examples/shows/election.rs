@@ -40,7 +40,8 @@ fn write(url: &str, name: &str, token: FencingToken, text: &str) -> Result<bool,
 fn candidate(job: &Job) -> Result<(), Trouble> {
     let (url, name, own) = (job.arg(0), job.arg(1), job.arg(2));
     let leadership = election(&Client::connect(url)?, name).campaign()?;
-    // This process certainly leads for long enough. Now it may be paused, as at any time.
+    // This process certainly leads for long enough. At this point the leader may be paused, as at
+    // any time.
     leadership.check(LEASE / 4)?;
     job.say(&format!("leads with token {}", leadership.token()));
     let _ = job.wait_line();

@@ -1,7 +1,7 @@
 //! Shows the effect of a failover on locks, and when each client notices it. A master that
 //! Sentinels watch is killed. One lock is held, another is held but not on any replica, and several
-//! clients contend for a third. Then the example repeats this with a lock that counts only when the
-//! replicas have it: `cargo run --release --example failover`
+//! clients contend for a third. In its second part, the example does the same with a lock that
+//! counts only when the replicas have it: `cargo run --release --example failover`
 
 use std::error::Error;
 use std::process::ExitCode;

@@ -1,6 +1,7 @@
 //! Shows the purpose of a fencing token. A process is paused while it holds a lock, wakes up when
-//! another process has the lock, and writes. With the token, the database refuses this write.
-//! Without the token, money is lost: `cargo run --example fenced --features sqlite`
+//! another process has the lock, and writes. With the token, the database refuses this write. A
+//! database that does not check the token loses money: `cargo run --example fenced --features
+//! sqlite`
 
 mod stage;
 
@@ -57,7 +58,8 @@ fn withdraw(job: &Job) -> Result<(), Trouble> {
     let guard = lock.lock()?;
     let balance = balance(&database)?;
     guard.check(LEASE / 4)?;
-    // The lock is certainly held. Now the thread sleeps, as may happen to any thread at any time.
+    // The lock is certainly held. The thread sleeps while it holds the lock, as may happen to any
+    // thread at any time.
     job.say(&format!("{balance} {}", guard.token()));
     let _awake = job.wait_line();
 

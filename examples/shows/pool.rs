@@ -106,8 +106,8 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
         process.send_line("begin");
     }
 
-    // After this wait and the sleep, the first leases have ended. So the watchdog has renewed the
-    // permits.
+    // After this wait and the sleep, the first leases have ended. The watchdog has therefore
+    // renewed the permits.
     stage.wait_until("the pool is in use", || Ok(redis.scard::<_, u32>(&users)? == POOL))?;
     thread::sleep(LEASE + Duration::from_millis(100));
     let out = pool.acquired_permits()?;

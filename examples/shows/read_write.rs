@@ -24,7 +24,8 @@ fn main() -> ExitCode {
     stage::play("read_write", show, process)
 }
 
-/// Returns whether the list's two prices are equal. In the middle of a change they differ.
+/// Returns whether the list's two prices are equal. The two prices differ in the middle of a
+/// change.
 fn is_whole(redis: &mut Connection, name: &str) -> Result<bool, Trouble> {
     let first: i64 = redis.get(format!("{name}:first"))?;
     thread::sleep(STEP);

@@ -108,8 +108,8 @@ async fn show_async(stage: &Stage, lock: &ReentrantLock) -> Result<(), Trouble> 
     // A limit also ends the wait for a permit.
     let short = lock_async(lock, Duration::from_millis(50), &waiters).await?;
     assert!(short.into_option().is_none(), "two have the lock");
-    // All tasks wait now, and two of them occupy blocking threads. The other blocking threads are
-    // free.
+    // All tasks wait now, and two of them occupy blocking threads. All blocking threads but these
+    // two are free.
     while waiters.available_permits() > 0 {
         sleep(Duration::from_millis(5)).await;
     }

@@ -1,6 +1,6 @@
 //! Shows money transfers between accounts by many workers. If each worker takes the locks of both
-//! accounts, in any order of their names, the sum of the money stays the same. Without the locks it
-//! changes: `cargo run --example transfer`
+//! accounts, in any order of their names, the sum of the money stays the same. Without the locks
+//! the sum of the money changes: `cargo run --example transfer`
 
 mod stage;
 

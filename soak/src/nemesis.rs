@@ -388,13 +388,13 @@ pub(crate) fn plant(server: &Server, prefix: &str, until: Instant) {
         |pattern: String| ask::<Vec<String>>(server, &["KEYS", &pattern]).unwrap_or_default();
     while Instant::now() < until {
         thread::sleep(Duration::from_millis(20));
-        // After this, there are two holders.
+        // The loss of the lock makes two holders.
         run(&["DEL", &format!("{prefix}reentrant-0")]);
-        // After this, there are too many permits.
+        // The higher number makes too many permits.
         for name in keys(format!("{prefix}semaphore-*")) {
             run(&["INCRBY", &name, "5"]);
         }
-        // After this, the server grants the same tokens again.
+        // The lower token makes the server grant the same tokens again.
         for name in keys(format!("redisson_lock_token:*{prefix}fenced-*")) {
             run(&["SET", &name, "0"]);
         }

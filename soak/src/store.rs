@@ -1,12 +1,13 @@
 //! The data that the locks protect: values on a separate server, which never fails.
 //!
 //! Each fenced lock has two values. Every write adds one to the value that was read, after a sleep.
-//! For the fenced value the store refuses an older token. For the unfenced value it accepts any
+//! For the fenced value the store refuses an older token, and for the unfenced value it accepts any
 //! write.
 
 use redis::{Connection, RedisResult, Script};
 
-/// A read also stores its token. After this, a reader whose token is not the newest cannot write.
+/// A read also stores its token. After a read with a newer token, a process with an older token
+/// cannot write.
 const READ: &str = r"
 if tonumber(ARGV[1]) < tonumber(redis.call('hget', KEYS[1], 'token') or '0') then
     return -1

@@ -114,7 +114,8 @@ impl Cluster {
         }
         self.wait_until("the cluster is made", |info| info.contains("cluster_state:ok"));
         if self.servers.len() > self.masters {
-            // Otherwise no replica would replace a master that is killed at once.
+            // If a master did not know its replica, no replica would replace a master that is
+            // killed at once.
             for master in &self.servers[..self.masters] {
                 wait_until("a master knows its replica", BOUND, || {
                     let info: RedisResult<String> =
@@ -213,7 +214,7 @@ impl Cluster {
     ///
     /// # Panics
     ///
-    /// For a long time no server reports it.
+    /// For a long time no server reports the slot.
     #[must_use]
     pub fn owner(&self, slot: u16) -> &Server {
         let mut found = None;
@@ -250,15 +251,15 @@ impl Cluster {
         self.end_move(slot, to);
     }
 
-    /// The first step of [`move_slot`](Self::move_slot). After this step, each of the two servers
-    /// may have some of the slot's keys.
+    /// The first step of [`move_slot`](Self::move_slot). After the first step, each of the two
+    /// servers may have some of the slot's keys.
     pub fn begin_move(&self, slot: u16, to: &Server) {
         let from = self.owner(slot);
         set_slot(to, slot, &["IMPORTING", &self.id(from)]);
         set_slot(from, slot, &["MIGRATING", &self.id(to)]);
     }
 
-    /// The second step: moves the keys that are in the slot now.
+    /// The second step of a slot's move: moves the keys that are in the slot now.
     pub fn move_keys(&self, slot: u16, to: &Server) {
         let mut from = self.owner(slot).connection();
         loop {
@@ -300,7 +301,7 @@ impl Cluster {
         });
     }
 
-    /// The last step: makes the other server the owner of the slot.
+    /// The last step of a slot's move: makes the other server the owner of the slot.
     pub fn end_move(&self, slot: u16, to: &Server) {
         let (from, id) = (self.owner(slot), self.id(to));
         set_slot(to, slot, &["NODE", &id]);

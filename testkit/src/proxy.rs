@@ -97,8 +97,8 @@ impl Proxy {
         self.shared.set_delay(one_way);
     }
 
-    /// If `on` is true, the proxy delivers later replies byte by byte. Otherwise it delivers them
-    /// as a whole.
+    /// If `on` is true, the proxy delivers later replies byte by byte. If `on` is false, the proxy
+    /// delivers them as a whole.
     pub fn trickle(&self, on: bool) {
         self.shared.set_trickle(on);
     }

@@ -78,8 +78,8 @@ impl Worker {
             .env(ARGS, args.join(&separator))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // The worker has its own process group. So Ctrl-C does not reach it, but it notices the
-            // end of its input.
+            // The worker has its own process group. Ctrl-C does not reach the worker, but the
+            // worker notices the end of its input.
             .process_group(0)
             .spawn()
             .unwrap_or_else(|error| panic!("{} does not start: {error}", exe.display()));

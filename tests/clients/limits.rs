@@ -69,8 +69,8 @@ fn patient(url: &str) -> Client {
     builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap()
 }
 
-/// Pauses a server, and makes calls until the client notices the silence. Until then, a call
-/// without a reply in time ends with `NotTaken`.
+/// Pauses a server, and makes calls until the client notices the silence. Until the client notices,
+/// a call without a reply in time ends with `NotTaken`.
 fn hang(server: &Server, call: impl Fn(Wait<'_>) -> Result<bool, Error>) {
     server.pause();
     let noticed = || call(Wait::at_most(Duration::from_millis(1))).is_err();

@@ -279,8 +279,7 @@ fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
     );
 }
 
-/// Otherwise each lost hold would be a line, and the first thousand lines would hide all other
-/// lines.
+/// If each lost hold were a line, the first thousand lines would hide all other lines.
 #[test]
 fn ten_thousand_lost_holds_are_logged_as_one_line() {
     const HOLDS: usize = 10_000;

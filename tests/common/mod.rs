@@ -34,8 +34,9 @@ pub(crate) const RENEWED: Duration = Duration::from_millis(30 * UNIT.as_millis()
 /// A lease that does not end during a test.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 /// A time that is shorter than the pause between two requests of a waiter. A waiter for a lock asks
-/// again after 0.8 s at the earliest (`POLL` in `ask/entry.rs`), and any other waiter after 4 s. So
-/// if a waiter is granted the lock within this time after its last request, a message woke it.
+/// again after 0.8 s at the earliest (`POLL` in `ask/entry.rs`), and any other waiter after 4 s. If
+/// a waiter is granted the lock within this time after its last request, a message therefore woke
+/// it.
 pub(crate) const BEFORE_A_QUESTION: Duration = Duration::from_millis(700);
 /// The time limit for a test. A test that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(90);
@@ -237,8 +238,8 @@ pub(crate) fn contains(bytes: &[u8], part: &str) -> bool {
     bytes.windows(part.len()).any(|window| window == part.as_bytes())
 }
 
-/// Asserts that in these rounds a message wakes the waiter before its next request. So each round
-/// must be shorter than the pause before that request.
+/// Asserts that in these rounds a message wakes the waiter before its next request. Each round must
+/// be shorter than the pause before the waiter's next request.
 #[track_caller]
 pub(crate) fn at_once(mut round: impl FnMut()) {
     once_within(BEFORE_A_QUESTION, || {

@@ -11,8 +11,8 @@ use super::*;
 const FAIR_WAIT: Duration = Duration::from_millis(25 * UNIT.as_millis() as u64);
 /// The limit of a Redisson wait that ends by itself, or whose process is killed.
 const LIMIT: Duration = Duration::from_millis(20 * UNIT.as_millis() as u64);
-/// The waiters in the tests that kill or pause another waiter. The other waiter is placed at each
-/// position among these.
+/// The waiters in the tests that kill or pause another waiter. The killed or paused waiter is
+/// placed at each position among these waiters.
 const OTHERS: [Whose; 4] = [Whose::Theirs, Whose::Ours, Whose::Theirs, Whose::Ours];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -254,7 +254,7 @@ pub(crate) fn quoted(name: &str) -> String {
     name.bytes().map(quote).collect()
 }
 
-/// Returns the folder of the program. The first test that needs it builds the program. The error
+/// Returns the folder of the program. The first test that needs the program builds it. The error
 /// says why there is no program.
 pub(crate) fn built() -> &'static Result<String, String> {
     static BUILT: OnceLock<Result<String, String>> = OnceLock::new();

@@ -1,5 +1,5 @@
-//! Several locks at a time. Both libraries take the locks one after the other. redlatch takes them
-//! in the order of their names.
+//! Several locks at a time. redlatch and Redisson take the locks one after the other. redlatch
+//! takes them in the order of their names.
 
 use redlatch::MultiLock;
 

@@ -7,8 +7,8 @@ use redis::{Commands as _, Connection};
 
 use super::*;
 
-/// Names that a library might escape, cut or split. The last three are not usable in a cluster, but
-/// are ordinary names on one server.
+/// Names that a library might escape, cut or split. The last three names are not usable in a
+/// cluster, but are ordinary names on one server.
 const NAMES: [&str; 11] = [
     "job",
     "two words",

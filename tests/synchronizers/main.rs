@@ -1,4 +1,4 @@
-//! Semaphores, latches, barriers and elections. Also uses each synchronizer once.
+//! Semaphores, latches, barriers and elections. The module `smoke` uses each synchronizer once.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -76,7 +76,7 @@ struct Run {
     /// The metrics by second and by process. The replacement of a killed process counts as another
     /// process.
     scrapes: Vec<Vec<Option<Scrape>>>,
-    /// The second of each fault, and its word in the picture.
+    /// For each fault: the second at which it comes, and its word in the picture.
     faults: Vec<(usize, &'static str)>,
 }
 

@@ -64,7 +64,7 @@ fn a_guardian_that_is_killed_early_takes_no_stranger_with_it_and_lets_no_command
 }
 
 /// The guardian may be killed just after it has sent the stdin, and `redlatch run` is killed, too.
-/// In this case no signal reports the guardian's end, and no other process ends the command.
+/// If both are dead, no signal reports the guardian's end, and no other process ends the command.
 #[test]
 fn no_command_begins_whose_guardian_is_gone() {
     for (guardian, said) in [(std::process::id(), &b"ran\n"[..]), (1, b"")] {
@@ -82,7 +82,8 @@ fn no_command_begins_whose_guardian_is_gone() {
     }
 }
 
-/// Otherwise a signal of the command to its own group would reach the guardian.
+/// If the guardian stayed in the group, a signal of the command to its own group would reach the
+/// guardian.
 #[test]
 fn the_guardian_has_left_the_commands_group_before_the_command_begins() {
     let server = server();
@@ -98,7 +99,7 @@ fn the_guardian_has_left_the_commands_group_before_the_command_begins() {
     }
 }
 
-/// Otherwise they would fill the list of processes while the command runs.
+/// Orphans that stay would fill the list of processes while the command runs.
 #[test]
 fn orphans_of_the_command_that_have_ended_are_gone() {
     let server = server();

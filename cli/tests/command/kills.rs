@@ -1,5 +1,5 @@
-//! Kills and pauses `redlatch run`, its command, the server and the network. Afterwards, no process
-//! of the command's group may run once another client has the lock.
+//! Kills and pauses `redlatch run`, its command, the server and the network. No process of the
+//! command's group may run once another client has the lock.
 //!
 //! `REDLATCH_LONG=1` runs 1,000 rounds, and `REDLATCH_LONG=50` runs 50 rounds.
 
@@ -41,7 +41,7 @@ fn now() -> u64 {
     u64::try_from(time.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap()
 }
 
-/// Not a test: a process of the command, which ignores TERM.
+/// This is not a test, but a process of the command, which ignores TERM.
 #[test]
 fn a_process_of_the_command() {
     let (Some(file), Ok(place)) = (env::var_os(FILE), env::var(PLACE)) else { return };

@@ -140,7 +140,7 @@ fn no_command_outlives_the_lock_after_a_stop_of_the_guardian_and_many_signals() 
     assert_eq!(status, Some(74));
 }
 
-/// Not a test: a command that leaves its group for the group of the test.
+/// This is not a test, but a command that leaves its group for the group of the test.
 #[test]
 fn a_command_that_leaves_its_group() {
     let Ok(group) = env::var(GROUP) else { return };

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! This file shows how to use the library: `sell_out` is the work of each thread, and `keep_shop`
-//! is the work of each process. The other files belong to the show: `stock` is the shop's data in
+//! is the work of each process. All other files belong to the show: `stock` is the shop's data in
 //! Redis, `run` starts and kills the processes, `screen` and `table` print, and `options` reads the
 //! arguments.
 
@@ -101,8 +101,8 @@ fn keep_shop(job: &Job, duty: &Duty) -> Result<Receipts, Trouble> {
 
     let trap = |stock: &mut Stock, left| {
         if duty.deadly.contains(&left) && stock.dies_first(left)? {
-            // The thread has the lock and has read the stock, but has not sold yet. Now the process
-            // is killed, or paused until other processes have sold.
+            // The thread has the lock and has read the stock, but has not sold yet. At this point
+            // the process is killed, or paused until other processes have sold.
             job.say("in mid-sale");
             let _goes_on = job.wait_line();
         }

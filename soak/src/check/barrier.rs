@@ -1,7 +1,7 @@
 //! The parties of a barrier's generation pass together, or none of them passes. The parties wake at
 //! once.
 //!
-//! A history does not record the generation of a call. But all calls of a generation overlap in
+//! A history does not record the generation of a call. Still, all calls of a generation overlap in
 //! time, and each call has another index.
 
 use super::waits::{Call, IDLE, OFTEN, is_quiet};

@@ -13,8 +13,8 @@ const AT_ONCE: u64 = ms(2500);
 /// How long after a fault wake-ups may be late. A client needs time for a reconnect and for the
 /// slowest poll.
 const AFTER: u64 = ms(6000);
-/// A waiter for a lock polls after 1.2 s at the latest. So for half of the lost messages, the lock
-/// is idle for longer than this.
+/// A waiter for a lock polls after 1.2 s at the latest. After half of the lost messages, the lock
+/// is therefore idle for longer than this time.
 pub(super) const IDLE: u64 = ms(700);
 /// If this happens so many times in a round, a busy machine is not the reason.
 pub(super) const OFTEN: usize = 3;

@@ -45,7 +45,7 @@ impl Worker {
         self.acquire_with(about, how, stay, take).map(|(kept, _)| kept)
     }
 
-    /// Makes a call and records its outcome. Also returns the token.
+    /// Makes a call and records its outcome. The second result is the token.
     pub(super) fn acquire_with<G: Held>(
         &mut self,
         mut about: About,

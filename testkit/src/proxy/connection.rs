@@ -91,8 +91,8 @@ impl Connection {
     /// Does the same as [`cut`](Self::cut), and counts `fired` rules before a thread can notice the
     /// cut.
     pub(super) fn cut_and_count(&self, shared: &Shared, fired: usize) {
-        // This runs under the mutex. Otherwise a thread that is about to wait would miss the
-        // change.
+        // The change is made under the mutex, so that a thread that is about to wait does not miss
+        // it.
         shared.change(|state| {
             state.fired += fired;
             self.closed.store(true, Ordering::SeqCst);

@@ -70,8 +70,8 @@ impl Pump {
                 match action {
                     Some(Action::LoseReply) => {
                         // At the end of the stream, the server runs the commands before it, answers
-                        // them, and closes the connection. So all these commands have run when the
-                        // server closes.
+                        // them, and closes the connection. All commands before the end of the
+                        // stream have run when the server closes.
                         let _ = out.send(Item::Bytes { due, bytes, releases: None });
                         return;
                     }
@@ -237,7 +237,8 @@ fn sleep_until(due: Instant) {
     }
 }
 
-/// Sets the least timer slack. Otherwise the system makes each short sleep about 50 us longer.
+/// Sets the least timer slack. With the usual slack, the system makes each short sleep about 50 us
+/// longer.
 fn least_timer_slack() {
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));

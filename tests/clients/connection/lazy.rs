@@ -46,9 +46,9 @@ fn a_server_may_start_after_its_client() {
     next.join();
 }
 
-/// The first connection leads to the first run of the server. Otherwise the client could not know
-/// whether the first copy of the release has run: "not held", the reply to the second copy, would
-/// not prove it.
+/// The first connection leads to the first run of the server. A client that did not know this could
+/// not know whether the first copy of a release has run: the reply "not held" to the second copy
+/// would not prove that it has.
 #[test]
 fn the_first_hold_is_as_good_as_any_other() {
     let server = server();

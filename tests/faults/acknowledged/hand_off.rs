@@ -186,7 +186,7 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
     }
 }
 
-/// Until 7.0, Redis also counts the writes of other connections that this connection has seen. But
+/// Until 7.0, Redis also counts the writes of other connections that this connection has seen.
 /// Redis guarantees this only for the connection's own writes.
 #[test]
 fn a_hold_that_is_found_is_written_anew() {

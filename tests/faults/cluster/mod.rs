@@ -41,7 +41,8 @@ fn with_replicas() -> Cluster {
     Cluster::start().unwrap()
 }
 
-/// Returns two clients, one for each protocol. Both use sharded channels, or neither does.
+/// Returns two clients, one for each protocol. The two clients use sharded channels, or neither of
+/// them does.
 fn clients(cluster: &Cluster, sharded: bool) -> [Client; 2] {
     // In the second client's protocol, messages differ from replies.
     ["2", "3"].map(|protocol| {

@@ -91,13 +91,13 @@ fn is_of_texts(rules: &[String]) -> bool {
 enum When {
     /// Before a request for the lock.
     Before,
-    /// While the client holds the lock and another client waits for it.
+    /// The client holds the lock, and another client waits for it.
     Held,
     /// The same as [`Held`](Self::Held), but the server has also forgotten the scripts.
     HeldAndFlushed,
-    /// While the client holds the lock and has to renew it.
+    /// The client holds the lock, and has to renew it.
     Renewed,
-    /// While the client waits for the lock, which another client holds.
+    /// The client waits for the lock, which another client holds.
     Waits,
     /// Just after a message has granted the client the lock, while another client waits for it.
     HandedOn,

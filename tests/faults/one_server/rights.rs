@@ -185,7 +185,8 @@ fn without_the_right_to_set_an_end_no_lock_stays() {
 }
 
 /// A release succeeds without the public message that the lock is free, and Redisson's clients find
-/// out later. But the message to a redlatch waiter grants it the lock, so it is necessary.
+/// out later. A message to a redlatch waiter grants the lock, so the release needs the right to
+/// send that message.
 #[test]
 fn without_the_right_to_publish_a_release_goes_on_unless_a_waiter_must_be_told() {
     let server = server();

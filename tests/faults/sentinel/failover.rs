@@ -490,8 +490,8 @@ fn a_semaphore_is_as_large_after_a_failover_as_before() {
     assert_eq!((free(master, "taken"), free(master, "given")), (10, 12));
 }
 
-/// The first request to the new master would replace the record of earlier requests. After that,
-/// the client could not find out which of the earlier requests are missing.
+/// The first request to the new master would replace the record of earlier requests. Without this
+/// record, the client could not find out which of the earlier requests are missing.
 #[test]
 fn a_request_to_a_new_master_comes_behind_the_releases_that_it_missed() {
     let (old, new) = (server(), server());
@@ -563,7 +563,7 @@ fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
     }
 }
 
-/// When the server becomes the master, its memory is full. By then this client is idle.
+/// When the server becomes the master, its memory is full. At that time this client is idle.
 #[test]
 fn a_semaphore_is_mended_once_a_master_that_refused_writes_takes_them_again() {
     let (old, new) = (server(), server());

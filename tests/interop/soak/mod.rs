@@ -31,7 +31,8 @@ const KINDS: [(&str, &str); 6] = [
     ("fencedLock", "1"),
 ];
 
-/// Returns the length from `REDLATCH_SOAK`, or a default. Also returns whether the variable is set.
+/// Returns the length from `REDLATCH_SOAK`, or a default. The second result is whether the variable
+/// is set.
 fn length() -> (Duration, bool) {
     let set: Option<u64> = env::var("REDLATCH_SOAK").ok().and_then(|it| it.parse().ok());
     (Duration::from_secs(set.unwrap_or(3)), set.is_some())

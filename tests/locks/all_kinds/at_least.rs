@@ -162,8 +162,8 @@ fn a_short_lease_that_was_handed_on_is_kept_for_the_least_time(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// The waiter knows the end of the longer lease, and the holder's client ends. So only a message
-/// about the earlier end can wake the waiter in time.
+/// The waiter knows the end of the longer lease, and the holder's client ends. Only a message about
+/// the earlier end can therefore wake the waiter in time.
 fn its_end_shortens_a_longer_lease_and_the_first_in_line_hears_of_that(kind: Kind) {
     let server = server();
     let other = another(&server);

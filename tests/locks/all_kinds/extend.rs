@@ -15,7 +15,8 @@ over_all_kinds! {
     an_extended_lock_is_left_to_the_end_of_its_longer_lease
 }
 
-/// A lease whose end a test waits for. On a busy machine it does not end too early.
+/// A lease whose end a test waits for. The lease is long enough that it does not end too early on a
+/// busy machine.
 const FIRST: Duration = RENEWED;
 
 fn an_extended_lease_outlives_the_first_one_and_costs_one_command(kind: Kind) {

@@ -467,7 +467,8 @@ fn a_fenced_guard_has_the_token_of_its_new_hold_after_a_wait() {
     leaves_nothing(&server, "m");
 }
 
-/// Otherwise the thread could not get the lock back, because its own read hold would exclude it.
+/// A thread that left the lock to wait could not get it back, because its own read hold would
+/// exclude it.
 #[test]
 fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
     let server = server();

@@ -38,8 +38,8 @@ fn guards(client: &Client, name: &str, mut visit: impl FnMut(LockGuard, &str)) {
     }
 }
 
-/// Otherwise a late copy of the lock's request could give the owner the lock again after another
-/// owner's grant. A late script would then run.
+/// A late copy of the lock's request could give the owner the lock again after another owner's
+/// grant, and a late script would then run.
 #[test]
 fn no_script_runs_under_a_hold_whose_request_was_sent_twice() {
     let server = server();

@@ -1,8 +1,8 @@
 //! Processes that are paused, or cut off from their network, past the end of their leases, and then
 //! write. The server logs two kinds of writes: plain writes, and writes in a script of the guard. A
-//! paused process usually knows of its loss before it sends a script. If its network was paused,
-//! only the server can refuse the script that is on its way. To set the number of pauses, run
-//! `REDLATCH_STOPS=1000 cargo test --test locks stops -- --nocapture`.
+//! paused process usually knows of its loss before it sends a script. If the network of a process
+//! was paused, only the server can refuse the script that is on its way. To set the number of
+//! pauses, run `REDLATCH_STOPS=1000 cargo test --test locks stops -- --nocapture`.
 
 use super::*;
 use redlatch_testkit::{Job, Worker};

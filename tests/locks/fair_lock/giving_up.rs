@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// The two handles have separate queues, but they are the same lock. Only one thread can have it.
+/// The two handles have separate queues, but they are the same lock. Only one thread can have this
+/// lock.
 #[test]
 fn a_fair_and_a_re_entrant_handle_of_a_name_are_one_lock() {
     let server = server();

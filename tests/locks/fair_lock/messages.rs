@@ -57,9 +57,9 @@ fn lost_replies_of_acquire_and_release_change_nothing() {
     }
 }
 
-/// Returns a client whose requests may take long. The client already listens. Otherwise its waiter
-/// would begin to listen only after the reply to its first request, and the server drops a waiter
-/// that does not listen from the head of a free lock's queue.
+/// Returns a client whose requests may take long. The client already listens, because the server
+/// drops a waiter that does not listen from the head of a free lock's queue. (A new client's waiter
+/// begins to listen only after the reply to its first request.)
 fn patient(server: &Server, proxy: &Proxy) -> Client {
     let client = Client::builder(&proxy.url()).connections(1).response_timeout(SOON);
     let client = client.connect().unwrap();

@@ -258,7 +258,7 @@ fn behind_by(server: &Server, proxy: &Proxy, connections: usize) -> Client {
 }
 
 /// Makes the client listen to its own channel. A client begins to listen when it first waits. Until
-/// then, scripts count the client as dead, and it asks again when it listens.
+/// its first wait, scripts count the client as dead, and it asks again when it listens.
 fn warm_up(server: &Server, client: &Client) {
     let mut redis = server.connection();
     hold_as_redisson(&mut redis, "warm", LONG);

@@ -80,7 +80,7 @@ fn silent_places_of_a_read_write_lock_cost_one_provisional_lease_together() {
     });
 }
 
-/// Both skipped processes come back: the process that was granted the lock, and the process behind
+/// Two skipped processes come back: the process that was granted the lock, and the process behind
 /// it.
 #[test]
 fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {

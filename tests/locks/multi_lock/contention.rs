@@ -209,7 +209,7 @@ fn of_many_that_try_exactly_one_has_all() {
     callers.into_iter().for_each(Running::join);
 }
 
-/// Otherwise a failed call would leave some of the parts taken for an hour.
+/// If a failed call kept the minimum time, it would leave some of the parts taken for an hour.
 #[test]
 fn a_busy_part_leaves_no_other_one_taken_for_the_least_time() {
     let server = server();

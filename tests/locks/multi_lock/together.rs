@@ -184,7 +184,8 @@ fn while_the_first_is_waited_for_other_threads_take_and_release_the_next() {
     waiter.join();
 }
 
-/// Otherwise the part's entry would stay in a free lock's queue, and its waiter would never come.
+/// If a request took such a part, its entry would stay in a free lock's queue, and its waiter would
+/// never come.
 #[test]
 fn no_part_is_taken_past_its_queue_or_within_a_window() {
     let server = server();
@@ -231,7 +232,7 @@ fn a_reply_that_is_lost_is_asked_for_again() {
     }
 }
 
-/// Otherwise these locks would stay taken until the end of a lease.
+/// Locks that are not given back would stay taken until the end of a lease.
 #[test]
 fn all_that_a_request_without_a_reply_has_taken_is_given_back() {
     let server = server();

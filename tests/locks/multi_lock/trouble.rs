@@ -73,7 +73,8 @@ fn a_server_that_dies_while_it_is_waited_for_is_named_and_the_others_parts_are_g
     all.lock().unwrap().unlock().unwrap();
 }
 
-/// Otherwise the parts on servers without a fault would stay taken for an hour.
+/// If a failed call did not release its parts, the parts on servers without a fault would stay
+/// taken for an hour.
 #[test]
 fn trouble_with_one_part_after_a_hand_over_leaves_none_taken() {
     for is_left in [false, true] {

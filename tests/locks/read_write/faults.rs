@@ -164,7 +164,7 @@ fn a_release_is_refused_whole_if_its_last_command_lacks_a_right() {
     wait_left(&server, "down");
 }
 
-/// Otherwise the waiter would wait for a free lock for ever.
+/// Without the error, the waiter would wait for a free lock for ever.
 #[test]
 fn a_waiter_without_a_right_for_its_grant_gets_an_error() {
     const REDISSON: &str = "aaaaaaaa-0b2d-4c6e-8f01-23456789abcd:7:write";

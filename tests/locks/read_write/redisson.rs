@@ -79,8 +79,8 @@ impl Java {
     }
 }
 
-/// Only the reader's own time is cut. Otherwise a writer would get the lock while the other readers
-/// read.
+/// Only the reader's own time is cut. If the others' times were cut, a writer would get the lock
+/// while the other readers read.
 #[test]
 fn a_reader_that_is_kept_for_a_while_leaves_the_leases_of_all_others() {
     let server = server();

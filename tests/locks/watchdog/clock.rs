@@ -1,5 +1,5 @@
 //! If the server's clock is set back, every time to live becomes longer. A test cannot set the
-//! clock. Instead it extends a time to live, which has the same effect.
+//! clock. The test extends a time to live instead, which has the same effect.
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! Decides which states are the same: those that differ only in their clocks, or in the names of
 //! processes of the same kind.
 //!
-//! The numbers in the library's machine are private. But each kind of number has its own range, and
+//! The numbers in the library's machine are private, but each kind of number has its own range, and
 //! a hasher receives all of them. For the processes' times, the hasher uses the distance from now.
 //! For the server's times, it uses the distance from the server's present time. For tokens and for
 //! the server's old times, it uses only their order. All times of the processes that are older than

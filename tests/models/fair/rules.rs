@@ -138,7 +138,7 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
 }
 
 /// A holder that wants this message gets it once when the first waiter comes to one of redlatch's
-/// scripts. In all other cases it gets no message. Returns whether it got the message.
+/// scripts. No other event sends a holder this message. Returns whether it got the message.
 fn check_wanted(step: &Step<'_>) -> Result<bool, Broken> {
     let Step { before, after, .. } = step;
     let is_by_ours = step.script.is_some_and(|script| !script.is_of_redisson());

@@ -235,7 +235,8 @@ fn the_lock_is_handed_to_the_first_that_listens() {
 }
 
 /// If a waiter's client does not listen yet, the waiter keeps its entry until it asks again or
-/// sends a keep-alive. By then its client listens, or is gone.
+/// sends a keep-alive. When the waiter asks again, its client listens, and a client that never asks
+/// again is gone.
 #[test]
 fn a_waiter_that_has_just_come_is_handed_the_lock_unheard() {
     let server = server();
@@ -291,9 +292,9 @@ fn a_request_sent_again_changes_nothing() {
     assert_eq!(direct.left(), 0);
 }
 
-/// Waiters that come in one request are queued one behind the other. If the first of them has the
-/// lock, the other waiters have the entries behind it. Waiters that were already in the queue keep
-/// their positions.
+/// Waiters that come in one request are queued one behind the other. If the first such waiter has
+/// the lock, the other waiters have the entries behind it. Waiters that were already in the queue
+/// keep their positions.
 #[test]
 fn a_request_of_many_that_is_sent_again_changes_nothing() {
     let server = server();

@@ -2,7 +2,7 @@
 //! clock, together with the library's own state machine of a waiting process (`src/ask/entry.rs`).
 //!
 //! In simulated minutes, redlatch processes and Redisson clients take one lock, or two locks with
-//! similar names. At random they give up, are killed, paused and cut off. Requests and replies are
+//! similar names. Random clients give up, are killed, paused and cut off. Requests and replies are
 //! lost, repeated and late. Keys are deleted, the server runs out of memory, and clocks jump. After
 //! every script the keys are checked against the rules (`simulated/rules.rs`): no two owners are
 //! inside, no waiter is skipped, none waits for a free lock, and nothing is left behind. A script of

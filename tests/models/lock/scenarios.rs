@@ -256,13 +256,13 @@ fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
             let left: i64 = master.command(&["PTTL", &queue]);
             assert_ne!(left, -1, "{what} without {denied}: a queue without an end");
         };
-        // Either the lock is taken, or there is an error and no lock.
+        // The lock is taken, or there is an error and no lock.
         let () = master.command(&["FLUSHALL"]);
         let reply = user.acquire(1);
         check(&mut master, "acquire");
         let is_held = master.holder() == Some(1);
         assert_eq!(matches!(reply, Reply::Granted { .. }), is_held, "{denied}: {reply:?}");
-        // Either the owner is refused and has an entry, or there is an error and no entry.
+        // The owner is refused and has an entry, or there is an error and no entry.
         let () = master.command(&["FLUSHALL"]);
         assert!(master.takes(1));
         let reply = user.acquire(2);
@@ -279,7 +279,7 @@ fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
             }
             other => panic!("without {denied}: {other:?}"),
         }
-        // Either the lock is free or granted to the next waiter, or an error leaves it held.
+        // The lock is free or granted to the next waiter, or an error leaves it held.
         for waits in [false, true] {
             let () = master.command(&["FLUSHALL"]);
             let _listener = Listener::new(&server, orders(), 2);

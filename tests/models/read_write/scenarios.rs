@@ -175,7 +175,7 @@ fn behind_a_dead_writer(server: &Server, scripts: &Scripts) -> Result<(), Broken
 }
 
 /// Another reader has kept the lock in the meantime. Every request whose reply says that its owner
-/// reads creates the owner's timeout again. So the next reader that leaves finds this owner.
+/// reads creates the owner's timeout again. The next reader that leaves therefore finds this owner.
 fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     let reads = owner(1, READS);
@@ -206,8 +206,7 @@ fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
 /// A number of readers for which the scripts treat several readers at once.
 const CROWD: usize = 250;
 
-/// Takes the lock for readers of [`CROWD`] processes. The first of them has a lease of `longest`
-/// ms.
+/// Takes the lock for readers of [`CROWD`] processes. The first reader has a lease of `longest` ms.
 fn crowd(direct: &mut Direct, longest: i64) {
     let () = direct.command(&["HSET", "prices", "mode", "read"]);
     let () = direct.command(&["PEXPIRE", "prices", &longest.to_string()]);

@@ -118,7 +118,7 @@ pub(crate) enum Input {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
-    /// The time to ask may have come. The second number is the number of the sleep.
+    /// The time to ask may have come. The variant's second number is the number of the sleep.
     Ask(u64, u64),
     Raise(u64),
     Deadline(u64),
@@ -183,7 +183,8 @@ struct Hold {
     until: Time,
     is_raised: bool,
     in_doubt: bool,
-    /// Whether messages to this owner go to the thread. Otherwise the process gives grants back.
+    /// Whether messages to this owner go to the thread. If this is false, the process gives grants
+    /// back.
     is_registered: bool,
     chain: Chain,
 }

@@ -1,5 +1,5 @@
-//! The actions of a Redisson client on a lock, as observed on live clients. Also the actions of a
-//! redlatch client that downgrades from writing to reading.
+//! The actions of a Redisson client on a lock, as observed on live clients. The file also has the
+//! actions of a redlatch client that downgrades from writing to reading.
 
 use redis::Value;
 

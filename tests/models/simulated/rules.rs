@@ -181,9 +181,9 @@ fn check_wait(step: &Step<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Each holder that wants this message gets it once when the first waiter comes. In all other cases
-/// it gets no message. (A grant says how many owners wait.) Returns whether a holder got the
-/// message.
+/// Each holder that wants this message gets it once when the first waiter comes. No other event
+/// sends a holder this message. (A grant says how many owners wait.) Returns whether a holder got
+/// the message.
 fn check_wanted(step: &Step<'_>) -> Result<bool, Broken> {
     let Step { before, after, script, .. } = *step;
     let is_first = before.queue.is_empty() && !after.queue.is_empty();

@@ -15,8 +15,8 @@ pub(crate) enum Script {
     QueueUp,
     Unwanted,
     HandOver,
-    /// The parts that come before the rest of redlatch's scripts. The last part comes only before
-    /// some of them.
+    /// The parts that come before the rest of redlatch's scripts. The last of these parts comes
+    /// only before some scripts.
     Prelude,
     HandOff,
     Holders,

@@ -162,7 +162,8 @@ fn a_party_whose_time_is_over_breaks_the_barrier_for_all() {
 }
 
 /// If a thread's time ends while the action of one generation runs, the thread would have waited
-/// for the next generation, and it leaves that generation. No party waits in vain for that thread.
+/// for the next generation, and it leaves that generation. No party waits in vain for a thread that
+/// has left.
 #[test]
 fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
     let server = server();
@@ -394,7 +395,7 @@ fn a_reset_while_nobody_waits_breaks_nothing() {
 
 /// "Note that resets after a breakage has occurred for other reasons can be complicated to carry
 /// out": after each kind of breakage the barrier stays broken, even without parties, until a reset.
-/// After the reset it works again, each time.
+/// After the reset the barrier works again, each time.
 #[test]
 fn a_broken_barrier_stays_broken_until_a_reset_and_is_as_new_then() {
     let server = server();

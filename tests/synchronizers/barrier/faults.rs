@@ -419,7 +419,8 @@ fn cut_off(proxy: &Proxy, its: &CyclicBarrier) {
     wait_until("it is cut off", SOON, || its.parties().is_err());
 }
 
-/// Otherwise the other parties of the generation would wait for this party for ever.
+/// If the barrier did not break, the other parties of the generation would wait for this party for
+/// ever.
 #[test]
 fn a_party_that_cannot_arrive_breaks_the_barrier() {
     let server = server();
@@ -465,7 +466,7 @@ fn a_party_that_has_passed_hears_so_when_it_would_leave() {
     assert_eq!((proxy.fired(), waits.join().unwrap()), (2, 1));
 }
 
-/// After this, no copy of the party's arrival comes.
+/// When this call returns, no copy of the party's arrival can come.
 #[test]
 fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
     let server = server();
@@ -692,7 +693,8 @@ fn a_barrier_of_another_database_is_another_one() {
     assert_eq!((barriers[0].wait().unwrap(), first.join().unwrap()), (0, 1));
 }
 
-/// Otherwise each party would need another round trip. (The test ends before a poll.)
+/// A party that asked after the message would need another round trip. (The test ends before a
+/// poll.)
 #[test]
 fn parties_that_hear_the_message_ask_nothing() {
     let server = server();

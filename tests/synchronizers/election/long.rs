@@ -1,4 +1,5 @@
-//! Thousands of kills and pauses. By their guards and by their tokens, there are never two leaders.
+//! Thousands of kills and pauses. There are never two leaders, as the leaders' guards and tokens
+//! show.
 //!
 //! Run it with `REDLATCH_LONG` set: `cargo test --test synchronizers thousand -- --nocapture`. If
 //! the value of this variable is a number, it is the number of kills and pauses.

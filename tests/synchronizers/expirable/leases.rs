@@ -219,8 +219,8 @@ fn a_waiter_of_another_process_sees_that_a_lease_was_made_shorter() {
     stays(&server, "shorter", 1, 0);
 }
 
-/// The server reports the end of the next lease only if it grants nothing. So the waiter behind a
-/// granted waiter must ask for itself.
+/// The server reports the end of the next lease only if it grants nothing. The waiter behind a
+/// granted waiter must therefore ask for itself.
 #[test]
 fn a_waiter_behind_a_granted_one_learns_when_the_next_lease_ends() {
     let server = server();

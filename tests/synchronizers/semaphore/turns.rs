@@ -7,11 +7,11 @@ use redlatch_testkit::PlainClient;
 #[derive(Clone, Copy, Debug)]
 struct Way {
     expirable: bool,
-    /// Whether the guard gives the permit back. Otherwise the test gives it back by its id or by a
-    /// number.
+    /// Whether the guard gives the permit back. If this is false, the test gives the permit back by
+    /// its id or by a number.
     guarded: bool,
-    /// Whether one handle serves all calls. Otherwise each call has a new handle, and the process
-    /// also uses other names in between.
+    /// Whether one handle serves all calls. If this is false, each call has a new handle, and the
+    /// process also uses other names in between.
     kept: bool,
 }
 

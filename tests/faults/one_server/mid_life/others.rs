@@ -326,7 +326,7 @@ impl Play<'_> {
     }
 
     /// Asserts that both parties have passed, or that the other clients know that the barrier is
-    /// broken. Afterwards asserts that the barrier works again.
+    /// broken. The last assertion is that the barrier works again.
     pub(super) fn is_met(
         &self,
         barrier: &CyclicBarrier,

@@ -114,7 +114,7 @@ fn same_millisecond(one: i64, other: i64) -> bool {
     one / 1_000 == other / 1_000
 }
 
-/// Whether the command gets a reply. Otherwise it gets a message.
+/// Whether the command gets a reply. A command without a reply gets a message.
 fn is_question(command: &Parts) -> bool {
     !command[0].ends_with(b"SUBSCRIBE")
 }
