@@ -14,7 +14,8 @@ fn main() -> Result<(), Box<dyn error::Error>> {
     let client = Client::connect(&url)?;
     let mut accounts = Accounts::from([("alice".into(), (100, None)), ("bob".into(), (0, None))]);
     let (alice, bob) = (client.fenced_lock("alice"), client.fenced_lock("bob"));
-    // This takes both locks in the order of their names, so two transfers cannot deadlock.
+    // The `MultiLock` takes both locks in the order of their names, so two transfers cannot
+    // deadlock.
     let guard = redlatch::MultiLock::new([&alice, &bob])?.lock()?;
     let late = guard.tokens().any(|(name, token)| accounts[name].1 > Some(token));
     if late {

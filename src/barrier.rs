@@ -83,8 +83,8 @@ use crate::waiting::{
 /// this error, too.
 ///
 /// If the server does not know how the party's generation ended, the error has an [unknown
-/// outcome](Error::outcome_unknown), because the other parties may have passed. This happens if a
-/// failover has lost the outcome, or if 256 generations broke before the party asked.
+/// outcome](Error::outcome_unknown), because the other parties may have passed. The server does not
+/// know the outcome if a failover has lost it, or if 256 generations broke before the party asked.
 ///
 /// A waiting party has a lease ([`with_watchdog`](Self::with_watchdog), or
 /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout)), which its client renews. If the

@@ -474,8 +474,9 @@ impl ClientBuilder {
     ///
     /// # Blocking
     ///
-    /// Blocks while the connection is opened, and for a few round trips, which are measured. This
-    /// takes at most `connect_timeout`, and `response_timeout` for each of four requests.
+    /// Blocks while the client connects and measures the round trip to the server with a few
+    /// requests. The call blocks for at most `connect_timeout`, and `response_timeout` for each of
+    /// four requests.
     pub fn connect(self) -> Result<Client, Error> {
         self.check()?;
         Ok(Client::of(Session::open(&self.url, self.config, unclaimed)?))

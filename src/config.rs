@@ -185,7 +185,7 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long the client may take to open a connection. This includes TCP, TLS, user and
+    /// Sets how long the client may take to open a connection. The time includes TCP, TLS, user and
     /// password, and the identification of the server.
     ///
     /// The client cannot interrupt the system's look-up of a host's name, so if no name server

@@ -172,10 +172,10 @@ impl LeaderElection {
     ///
     /// # Errors
     ///
-    /// If `ends` was cancelled, the call returns `Ok`. If there is an outage or another transient
-    /// failure, the call logs it and tries again until it is over. This includes
-    /// [`LoginRefused`](ErrorKind::LoginRefused), because passwords are changed while programs run.
-    /// The call ends with these errors:
+    /// If `ends` was cancelled, the call returns `Ok`. An outage, and any other error that may pass
+    /// without a change of the program, is logged, and the call continues. An error of kind
+    /// [`LoginRefused`](ErrorKind::LoginRefused) is one of them, because passwords may be changed
+    /// while programs run. The call returns these errors:
     ///
     /// - [`Config`](ErrorKind::Config), [`Denied`](ErrorKind::Denied) and
     ///   [`WrongType`](ErrorKind::WrongType), which need somebody change of the program or the server.
@@ -507,7 +507,7 @@ impl LeaderElection {
         terms.retain(|term| term.strong_count() > 0);
         terms.push(Arc::downgrade(&term));
         drop(terms);
-        // This deposes a leader whose lock was lost before the call of `at_loss`.
+        // The check deposes a leader whose lock was lost before the call of `at_loss`.
         term.due();
         Ok(Some(Leadership { resigns, guard }))
     }

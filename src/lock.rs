@@ -391,7 +391,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// than the interval, no other run begins before it ends. (If a process is killed near the end
     /// of the interval or later, its lock may stay taken for one more lease.) Choose an interval a
     /// little shorter than the time between two planned runs. With the full time as the interval,
-    /// the call for the next run may come a moment too early. This call is
+    /// the call for the next run may come a moment too early. `try_once_per` is
     /// [`with_hold_at_least`](Self::with_hold_at_least) followed by [`try_lock`](Self::try_lock),
     /// with the errors of both.
     ///

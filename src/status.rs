@@ -53,8 +53,8 @@ pub struct Status {
     pub holders: Vec<Holder>,
     /// The queue. The next waiter is first. An entry is a process, or for a fair lock a thread.
     pub queue: Vec<Waiter>,
-    /// The number of clients that wait without an entry in the queue. These are Redisson's waiters
-    /// for a lock, and all processes that wait for a semaphore or a latch.
+    /// The number of clients that wait without an entry in the queue. Such clients are Redisson's
+    /// waiters for a lock, and all processes that wait for a semaphore or a latch.
     pub listeners: u64,
     /// The free permits of a semaphore, or the count of a latch.
     pub value: Option<i64>,

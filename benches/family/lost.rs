@@ -1,8 +1,8 @@
 //! The time from the DEL of a held lock to the call of its holder's `on_lost`.
 //!
 //! Between the DEL and the call, the server reports the change of the key, the client asks whether
-//! the hold still exists, and a renewal detects the loss. This takes two and a half round trips,
-//! and four threads wake up.
+//! the hold still exists, and a renewal detects the loss. These steps take two and a half round
+//! trips, and four threads wake up.
 
 use std::sync::mpsc;
 use std::thread;

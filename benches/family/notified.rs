@@ -1,9 +1,9 @@
 //! The time from `notify_one` in one process until the waiter in another process returns from its
 //! wait, with the lock.
 //!
-//! This time covers the notification with its reply, the release, and the message that grants the
-//! waiter the lock. The waiter's request for the lock runs at the same time. As for other
-//! hand-overs, the goal compares this time with PINGs that follow an equally long silence.
+//! The measured time covers the notification with its reply, the release, and the message that
+//! grants the waiter the lock. The waiter's request for the lock runs at the same time. As for
+//! other hand-overs, the goal compares this time with PINGs that follow an equally long silence.
 
 use std::time::Duration;
 

@@ -21,7 +21,7 @@ pub(crate) const WAITER_ROLE: &str = "waiter";
 const PACE: u64 = 4 * MILLISECOND;
 /// How long the latch stays open after a count-down.
 const OPEN: u64 = MILLISECOND;
-/// How long a woken waiter does not use the latch. This is longer than `OPEN`.
+/// How long a woken waiter does not use the latch. The time is longer than `OPEN`.
 const REST: u64 = 3 * MILLISECOND / 2;
 /// A thread that has waited for this time is asleep.
 const ASLEEP: u64 = 500 * MICROSECOND;

@@ -134,7 +134,8 @@ fn line(lab: &Lab, peer: Peer, waiters: usize) -> Seen {
     }
     holds.sort_by_key(|held| held.granted);
     let pairs = || holds.windows(2).map(|pair| (pair[0], pair[1]));
-    // After the end no thread queues again, so the queue gets shorter. These holds are left out.
+    // After the end no thread queues again, so the queue gets shorter. The holds after the end are
+    // left out.
     let waited = pairs().filter(|(before, next)| {
         before.waiter % PROCESSES != next.waiter % PROCESSES
             && next.asked + ASLEEP < before.released

@@ -145,7 +145,7 @@ impl Round {
         self.commands
     }
 
-    /// Returns how often too many threads were inside. This should be zero.
+    /// Returns how often too many threads were inside. The result should be zero.
     pub(crate) fn broken(&self) -> u64 {
         self.broken
     }

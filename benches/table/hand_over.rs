@@ -19,7 +19,7 @@ use crate::round_trips::{self, Figures, numbers, text};
 
 pub(crate) const ROLE: &str = "hand-over";
 
-/// How long a hold lasts. This is long enough for the waiter to fall asleep.
+/// How long a hold lasts. A hold is long enough for the waiter to fall asleep.
 const HOLDS: [u64; 2] = [2 * MILLISECOND, 7 * MILLISECOND];
 /// How long a thread rests after a release. At the end of the rest, the other thread has the lock.
 const REST: u64 = MILLISECOND;

@@ -167,7 +167,7 @@ impl Job {
     }
 }
 
-/// Finds the program of a command. This happens before the lock is taken.
+/// Finds the program of a command. The look-up comes before the lock is taken.
 fn find(command: &OsStr) -> Result<PathBuf, Trouble> {
     let shown = command.to_string_lossy();
     let found: Vec<_> = if shown.contains('/') {

@@ -61,8 +61,8 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
         stage.hear(customer)?;
         customer.send_line("enter");
         let number = stage.hear(customer)?;
-        // The next customer comes after this customer is in the queue. (This is the key of the
-        // queue in Redis. Other programs need not know it.)
+        // The next customer comes after this customer is in the queue. (The command reads the key
+        // of the queue in Redis. Other programs need not know it.)
         let queue = format!("redisson_lock_queue:{{{}}}", stage.name);
         stage.wait_until("the customer stands in the queue", || {
             Ok(redis.llen::<_, usize>(&queue)? > before)

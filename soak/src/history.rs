@@ -124,7 +124,7 @@ pub(crate) struct Grant {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A call for a name that may stay taken after its holder has gone, for at least `keeps` ns
-    /// after the grant. This event is written before the call, because the process may be killed
+    /// after the grant. The event is written before the call, because the process may be killed
     /// during the call.
     Asks {
         name: String,

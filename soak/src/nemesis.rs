@@ -31,7 +31,7 @@ const STOOD_STILL: u64 = ms(500);
 /// The time limit until the servers work again.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// The servers return to their first roles. This is not a fault.
+/// The word for the servers' return to their first roles, which is not a fault.
 const BROUGHT_BACK: &str = "masters brought back";
 
 pub(crate) struct Nemesis<'a> {

@@ -164,8 +164,8 @@ fn one_holds_at_a_time_and_every_thread_ends() {
     });
 }
 
-/// A script whose reply was lost may run later, but never while another thread has the lock. That
-/// thread may be of the same process.
+/// A script whose reply was lost may run later, but never while another thread has the lock, even
+/// if that thread is of the same process.
 #[test]
 fn a_script_runs_under_no_other_tenancy() {
     let uses = |lock: &dyn Lock, tenancies: &AtomicUsize| {

@@ -433,10 +433,10 @@ impl Hold {
         self.cut.heard(longer, held, resent);
     }
 
-    /// Whether the server may keep the hold past the deadline that this process knows. This is so
-    /// if the outcome of an extension is unknown, if a lease that is too long is not cut yet, or if
-    /// a cut [may come](Self::certain_part). (A later answer about a shorter lease does not settle
-    /// an unknown extension.)
+    /// Whether the server may keep the hold past the deadline that this process knows. The result
+    /// is true if the outcome of an extension is unknown, if a lease that is too long is not cut
+    /// yet, or if a cut [may come](Self::certain_part). (A later answer about a shorter lease does
+    /// not settle an unknown extension.)
     pub(crate) fn may_outlive(&self) -> bool {
         let longest = self.prolonged.load(Ordering::SeqCst);
         self.is_unconfirmed()
@@ -527,7 +527,7 @@ impl Hold {
     }
 
     /// Keeps the hold (`site/keep.rs`) at least until `until`. The caller has the gate's mutex, and
-    /// its thread is leaving a level. This cannot be revoked.
+    /// its thread is leaving a level. No later call makes this time shorter.
     pub(crate) fn keep_until(&self, until: u64) {
         self.kept_until.fetch_max(until, Ordering::SeqCst);
     }

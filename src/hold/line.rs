@@ -20,7 +20,7 @@ use crate::scripts::{FairKeys, Owner};
 /// The threads to which a fair hold may be passed after its owner.
 pub(crate) struct Line {
     keys: Arc<FairKeys>,
-    /// The state of the line. This mutex is taken after the gate's mutex.
+    /// The state of the line. The line's mutex is taken after the gate's mutex.
     pub(crate) state: Mutex<LineState>,
 }
 

@@ -39,7 +39,7 @@ pub(crate) enum LevelEnd {
     OthersStay,
 }
 
-/// Values that live as long as the seat. These values are never dropped under the gate's mutex.
+/// Values that live as long as the seat, and are never dropped under the gate's mutex.
 #[derive(Debug, Default)]
 pub(crate) struct Pinned {
     /// The site, if a guard was [forgotten](crate::LockGuard::forget) and so no longer keeps the

@@ -18,8 +18,8 @@ const FIRST_RETRY: u64 = 50_000_000;
 const LAST_RETRY: u64 = 10_000_000_000;
 /// The time after which no request can still be in transit, unless the server was paused.
 const LATEST: Duration = Duration::from_secs(600);
-/// How long a command is repeated if it becomes useless soon. This is longer than the lease of a
-/// grant by message.
+/// How long a command is repeated if it becomes useless soon. The time is longer than the lease of
+/// a grant by message.
 const BRIEF: Duration = Duration::from_secs(3);
 const _: () = assert!(BRIEF.as_nanos() > schedule::PROVISIONAL as u128);
 

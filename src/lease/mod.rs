@@ -115,7 +115,7 @@ pub(crate) enum Job {
     Service(Vec<Arc<Lane>>),
     /// Open a connection to this server, which may be up again.
     LookAt(Arc<Node>),
-    /// The client has ended. This is the last job.
+    /// The client has ended. No job comes after this one.
     End,
 }
 

@@ -3,8 +3,8 @@
 //! The wheel is a pure data structure without a clock, a mutex or a thread. Time is a tick, a `u64`
 //! that the caller passes.
 //!
-//! This is scheme 6 of Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (1987): a ring
-//! of buckets. An entry that is due at tick `d` is in the list of bucket `d % buckets`.
+//! The wheel is scheme 6 of Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (1987): a
+//! ring of buckets. An entry that is due at tick `d` is in the list of bucket `d % buckets`.
 //!
 //! ```text
 //! 8 buckets, now = 13
@@ -127,8 +127,8 @@ impl<T> Wheel<T> {
     /// these buckets. A jump of more than a round also sorts the entries that fire.
     pub(crate) fn advance(&mut self, now: u64, fired: &mut Vec<T>) {
         let now = now.max(self.now);
-        // The scan begins at the bucket of the old time. This bucket has the entries that were
-        // already due when they were inserted.
+        // The scan begins at the bucket of the old time, which has the entries that were already
+        // due when they were inserted.
         let span = (now - self.now).min(self.mask);
         let mut ready = Vec::new();
         let mut offset = 0;
@@ -259,8 +259,8 @@ impl<T> Wheel<T> {
         self.free = index;
         self.len -= 1;
         if self.len == 0 {
-            // Clearing reads each cell once. This cost is spread over the inserts that made the
-            // cells.
+            // Clearing reads each cell once, at a cost that is spread over the inserts that made
+            // the cells.
             self.entries.clear();
             self.entries.shrink_to(SPARE);
             self.free = NIL;

@@ -171,7 +171,7 @@ impl Condition {
     ///
     /// # Errors
     ///
-    /// These errors come before the release, and change nothing:
+    /// The errors before the release change nothing:
     ///
     /// - [`NotHeld`](ErrorKind::NotHeld) if the calling thread does not hold the lock, or `guard`
     ///   is the guard of another lock. [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost.
@@ -399,7 +399,7 @@ impl Condition {
     ) -> Result<Waited, E> {
         let wait = wait.into();
         while condition()? {
-            // This checks the condition once more, even after the end of the wait.
+            // The loop checks the condition once more, even after the end of the wait.
             if self.wait_within(guard, wait)?.timed_out() {
                 return Ok(Waited::of((!condition()?).then_some(())));
             }

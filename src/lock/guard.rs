@@ -263,9 +263,9 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///   been held for 100 ms. If the message is lost, the client calls `callback` at the next
     ///   renewal.
     /// - Through any other handle, the client calls `callback` within a third of the lease, because
-    ///   the answer to each renewal says whether others wait. This also applies if a thread of this
-    ///   process that used another handle passed the lock on. If the lease is fixed, the client
-    ///   asks the server at each third of the lease.
+    ///   the answer to each renewal says whether others wait. The same delay applies if a thread of
+    ///   this process that used another handle passed the lock on. If the lease is fixed, the
+    ///   client asks the server at each third of the lease.
     /// - Redisson's clients send no message, so the client notices them only by these answers.
     /// - A waiting thread of this process is noticed at once.
     /// - A fair lock that a thread of this process has passed on may count as wanted although
@@ -383,7 +383,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// If the thread has several levels, the call ends one level, and the other levels still hold
     /// the lock. Even if the thread then releases its last level, the lock stays taken until the
-    /// present lease ends. This also applies to readers of this process that share a hold.
+    /// present lease ends. The hold of several readers of this process stays taken in the same way
+    /// after the last reader's release.
     ///
     /// # Errors
     ///

@@ -174,7 +174,7 @@ impl Handle {
     fn lengthen(&self, tenancy: &Arc<Tenancy>, lease: Duration) -> Result<bool, Error> {
         let site = &self.site;
         site.lengthen(&tenancy.hold(), lease).map_err(|trouble| {
-            // This ends only the new level.
+            // The call of `leave` ends only the new level.
             let which = self.level(tenancy);
             let _ = site.leave(tenancy, Some(which), Leaving::Posted);
             let state = match site.gate.tenant_of(&tenancy.thread) {
@@ -196,8 +196,8 @@ impl Handle {
     /// meantime.
     pub(crate) fn unless_shut_down(&self, tenancy: Arc<Tenancy>) -> Result<Arc<Tenancy>, Error> {
         if self.session.core().is_shut_down() {
-            // The end of the client released the holds that existed then. This hold was granted
-            // later.
+            // The end of the client released the holds that existed then. A hold that was granted
+            // after that must be released here.
             self.site.lose_hold(&tenancy.hold(), LostReason::ShutDown);
             // No thread would repeat the release later, so no limit may end the request.
             let _unlimited = Limit::set(None);

@@ -43,11 +43,11 @@ pub(super) fn acquire_of(
     thread: &Arc<Thread>,
     wait: Wait<'_>,
 ) -> Result<Option<Arc<Tenancy>>, Error> {
-    // These errors come before any request: an unusable name or lease, a client that was shut down,
-    // a forked process, a cancelled token, or another level through a non-reentrant handle.
+    // The errors that come before any request: an unusable name or lease, a client that was shut
+    // down, a forked process, a cancelled token, or another level through a non-reentrant handle.
     handle.check(thread, &wait)?;
     let Site { core, name, .. } = &*handle.site;
-    // This is the driver, which calls the hooks below. The thread sleeps between these calls.
+    // The driver `acquire` calls the hooks below. The thread sleeps between these calls.
     let claim = Claim { thread, need: handle.need(), wait };
     let acquired = waiting::acquire(&Hooks { handle, together }, (core, name), &claim);
     if !matches!(acquired, Ok(Some(_))) {
@@ -88,7 +88,8 @@ impl Hooks<'_, '_> {
         let admitted = self.admit_reader(Arc::clone(&granted), claim, || {});
         let Ok(Some(tenancy)) = admitted else {
             site.leave_queue(entry);
-            // The gate did not admit the read grant. This proves nothing about the write hold.
+            // The gate did not admit the read grant. A lost read grant proves nothing about the
+            // write hold.
             let is_late = clock::now() >= granted.hold().deadline();
             admitted?;
             return if is_late { Err(Error::late_grant(&site.name)) } else { Ok(None) };

@@ -173,8 +173,8 @@ impl MultiLock {
     }
 
     /// Returns a lock that is held while a majority of these locks is held. Each of these locks
-    /// must be on an independent server. This is Redisson's RedLock. A thread can take the lock
-    /// while more than half of the servers are up. No I/O.
+    /// must be on an independent server. A quorum is what Redisson calls RedLock. A thread can take
+    /// the lock while more than half of the servers are up. No I/O.
     ///
     /// A call asks all servers at the same time, each on a short-lived thread. The call waits for
     /// each server for a fiftieth of the lease (at least 50 ms, and longer for a distant server).

@@ -16,7 +16,7 @@ mod pair;
 
 pub(super) use self::pair::Pair;
 
-/// A lock for many readers or one writer. This lock is like `ReentrantReadWriteLock` of
+/// A lock for many readers or one writer. A `ReadWriteLock` is like `ReentrantReadWriteLock` of
 /// java.util.concurrent and Redisson's `RReadWriteLock`. [`Client::read_write_lock`] returns one.
 ///
 /// [`reader`](Self::reader) and [`writer`](Self::writer) return handles of the two locks, and take
@@ -56,8 +56,8 @@ pub(super) use self::pair::Pair;
 /// A thread that holds the write lock may also take the read lock, and may keep the read lock after
 /// it has released the write lock. No other thread writes in between. The reverse would deadlock:
 /// if a thread that holds the read lock asks for the write lock, it gets an error of kind
-/// [`WouldDeadlock`](ErrorKind::WouldDeadlock) at once, and keeps the read lock. (This check does
-/// not cover owned guards, because they belong to no thread.)
+/// [`WouldDeadlock`](ErrorKind::WouldDeadlock) at once, and keeps the read lock. (Owned guards give
+/// no such error, because they belong to no thread.)
 ///
 /// # Several locks
 ///

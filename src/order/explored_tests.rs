@@ -60,7 +60,8 @@ struct World {
     server: Vec<Arc<Hold>>,
     /// How many more tickets may be adopted.
     tickets: usize,
-    /// How many of the threads take the lock through a fair handle. These are the first threads.
+    /// How many of the threads take the lock through a fair handle: the threads with the lowest
+    /// numbers.
     fair: usize,
     /// The threads with entries in the server's queue, in the queue's order.
     line: Vec<usize>,

@@ -1,6 +1,6 @@
 //! The order in which the threads of this process get the lock of one name.
 //!
-//! One thread at a time sends requests for the name. This thread has the *leadership*. Threads
+//! One thread at a time sends requests for the name: the thread that has the *leadership*. Threads
 //! without the leadership wait in a queue, first come, first served. The waiting threads sleep
 //! until they get the leadership or the hold, which the holder passes on without a round trip.
 //!

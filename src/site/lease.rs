@@ -28,7 +28,7 @@ impl Site {
     }
 
     /// Does the same as [`arm`](Leaseholder::arm), for a `tenancy` that wants this watched lease
-    /// from now on. This reads none of the other tenancies, because they have not changed, and
+    /// from now on. The call reads none of the other tenancies, because they have not changed, and
     /// there may be thousands of them.
     pub(crate) fn arm_for(self: &Arc<Self>, tenancy: &Tenancy, lease: Duration) {
         let next = |seat: &mut Seat| {

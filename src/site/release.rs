@@ -250,9 +250,9 @@ impl Site {
                         site.core.watchdog.log_error(error);
                     }
                 };
-                // This writes to the name's lane, or queues the command behind a write in progress.
-                // The next thread that reads the lane's replies calls the receiver. This is another
-                // caller, or otherwise the renewer.
+                // The call writes to the name's lane, or queues the command behind a write in
+                // progress. The next thread that reads the lane's replies calls the receiver. That
+                // thread is another caller, or else the renewer.
                 self.core.post(&self.route, command, Arc::new(receiver));
                 Ok(())
             }

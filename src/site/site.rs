@@ -220,10 +220,10 @@ pub(crate) enum Leaving {
     /// Sends the release, and waits for the answer. `unlock` does this.
     Awaited,
     /// Leaves the hold to expire. If the hold's lease at the server lasts until `until`, on
-    /// [`clock`], this process neither releases the hold nor passes it on before that time. This is
-    /// true even if an outer level ends, a thread that shares the hold leaves, or the client ends.
-    /// After the last tenant has left, nothing renews the hold. If the hold is already lost, the
-    /// thread gets the error of a release.
+    /// [`clock`], this process neither releases the hold nor passes it on before that time. The
+    /// hold stays even if an outer level ends, a thread that shares the hold leaves, or the client
+    /// ends. After the last tenant has left, nothing renews the hold. If the hold is already lost,
+    /// the thread gets the error of a release.
     ToExpire { until: u64 },
 }
 

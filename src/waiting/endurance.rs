@@ -126,7 +126,7 @@ mod tests {
             endurance.answered(after(1.0, begun));
             let pause = endurance.failed_at(after(60.0, begun), trouble, LIMIT);
             assert_eq!(pause.is_some(), goes_on, "{trouble:?}");
-            // This failure comes long after the previous one.
+            // The present failure comes long after the previous failure.
             assert!(
                 endurance.failed_at(after(200.0, begun), Passing::Unacknowledged, LIMIT).is_some()
             );

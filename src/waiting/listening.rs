@@ -21,7 +21,7 @@ pub(crate) struct Listening {
     /// The public channel of the name.
     pub(crate) public: Heard,
     /// A second channel. Only redlatch's listeners of `public` listen to it, so that scripts can
-    /// count them. No message is sent on this channel. This field is dropped after `public`.
+    /// count them. No message is sent on the second channel. This field is dropped after `public`.
     pub(crate) companion: Option<Subscription>,
     /// The time at which the leader asks again. Zero at first, so that a new leader asks at once.
     pub(crate) ask_at: u64,

@@ -81,7 +81,8 @@ impl<'a> LongWait<'a> {
     fn log_slow(&mut self, waited: Duration) -> Option<Duration> {
         let Self { core, name, thread, what, .. } = *self;
         let is_said = self.is_said.get_or_insert_with(|| {
-            // This runs once for each wait. The thread takes no other lock while it waits.
+            // The code below runs once for each wait. The thread takes no other lock while it
+            // waits.
             core.tells_deadlock(name, thread, waited);
             Arc::default()
         });

@@ -302,8 +302,8 @@ pub(crate) trait QueueSite {
         left
     }
 
-    /// Removes a waiter that gives up. Returns the signal if another thread signalled the waiter
-    /// before. This signal counts.
+    /// Removes a waiter that gives up. If another thread signalled the waiter before, returns that
+    /// signal, which still counts.
     fn give_up(&self, waiter: &Arc<WaiterOf<Self>>) -> Option<SignalOf<Self>> {
         self.with_queue(|queue| queue.give_up(waiter))
     }

@@ -340,8 +340,8 @@ impl Cluster {
     /// servers still receive this server's messages.)
     pub fn cut_off(&self, server: &Server) {
         let mut forget = redis::pipe();
-        // This is one transaction. In versions after Redis 7.0, servers tell the servers that they
-        // still know which server to forget. In Valkey, the other servers would introduce
+        // The commands are one transaction. In versions after Redis 7.0, servers tell the servers
+        // that they still know which server to forget. In Valkey, the other servers would introduce
         // themselves again, so this server must ignore them.
         forget.atomic();
         for other in self.servers.iter().filter(|other| other.port() != server.port()) {

@@ -36,8 +36,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts this executable in a role. This is for benches and examples with their own `main`,
-    /// which must begin with `if let Some(job) = Job::from_env() { .. }`.
+    /// Starts this executable in a role. The function is for benches and examples with their own
+    /// `main`, which must begin with `if let Some(job) = Job::from_env() { .. }`.
     ///
     /// # Panics
     ///

@@ -28,7 +28,7 @@ pub(crate) use redlatch_testkit::wait_until;
 pub(crate) const UNIT: Duration = Duration::from_millis(100);
 /// The time limit for an event that should come at once.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
-/// A lease whose end a test can wait for. This lease is renewed in time even on a machine that
+/// A lease whose end a test can wait for. The lease is renewed in time even on a machine that
 /// stands still for nearly two seconds, because at least two thirds of it remain at any time.
 pub(crate) const RENEWED: Duration = Duration::from_millis(30 * UNIT.as_millis() as u64);
 /// A lease that does not end during a test.
@@ -610,8 +610,8 @@ pub(crate) fn channel(name: &str) -> String {
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// Returns a generator whose seed comes from `REDLATCH_SEED` or the clock. This prints the
-    /// seed, so that a failed run can be repeated.
+    /// Returns a generator whose seed comes from `REDLATCH_SEED` or the clock. The function prints
+    /// the seed, so that a failed run can be repeated.
     pub(crate) fn new() -> Self {
         let fixed = env::var("REDLATCH_SEED").ok().and_then(|seed| seed.parse().ok());
         let seed: u64 = fixed.unwrap_or_else(|| {

@@ -8,10 +8,10 @@
 //! cargo run --example inventory -- --help
 //! ```
 //!
-//! This file shows how to use the library: `sell_out` is the work of each thread, and `keep_shop`
-//! is the work of each process. All other files belong to the show: `stock` is the shop's data in
-//! Redis, `run` starts and kills the processes, `screen` and `table` print, and `options` reads the
-//! arguments.
+//! The file `main.rs` shows how to use the library: `sell_out` is the work of each thread, and
+//! `keep_shop` is the work of each process. All other files belong to the show: `stock` is the
+//! shop's data in Redis, `run` starts and kills the processes, `screen` and `table` print, and
+//! `options` reads the arguments.
 
 mod options;
 mod run;

@@ -5,8 +5,8 @@
 //! and its return. The end is either the release, between its call and its reply, or an expiry. The
 //! expiry is a separate operation, and happens at the last deadline that the guard reported, or
 //! later. (The guard counts its lease from before the request, so the server's deadline is later.)
-//! This deadline includes renewals. A hold that is kept for a minimum time, or left to expire, does
-//! not end earlier.
+//! The server's deadline includes renewals. A hold that is kept for a minimum time, or left to
+//! expire, does not end earlier.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
@@ -101,8 +101,8 @@ fn operations(holds: &[&Hold]) -> Vec<Operation> {
             }
             Some((_, Outcome::Kept)) => add(What::Expire, it.deadline(), u64::MAX),
             Some((at, Outcome::Done)) => add(What::Release, leaving.unwrap_or(at), at),
-            // A leader steps down before its lease ends, and its resignation then reports a loss.
-            // This is no information about the server.
+            // A leader steps down before its lease ends, and its resignation then reports a loss. A
+            // loss that a resignation reports says nothing about the server.
             Some((_, Outcome::Lost)) if it.lost.is_some() && it.grant.name.contains("election") => {
                 add(What::Expire, it.deadline().min(it.lost.unwrap_or(u64::MAX)), u64::MAX);
             }

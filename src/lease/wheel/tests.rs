@@ -222,7 +222,7 @@ enum Call {
 enum Tick {
     Before(u64),
     After(u64),
-    /// This many rounds ahead, plus or minus a few ticks.
+    /// A tick that is this many rounds ahead, plus or minus a few ticks.
     Rounds(u64, i64),
     At(u64),
 }
@@ -272,7 +272,7 @@ fn call() -> impl Strategy<Value = Call> {
 /// A naive wheel: a list that each call searches from end to end.
 struct Model {
     now: u64,
-    /// The due tick, and the number of the insert. This number is also the item.
+    /// The due tick, and the number of the insert, which is also the item.
     entries: Vec<(u64, usize)>,
 }
 

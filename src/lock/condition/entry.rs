@@ -415,8 +415,8 @@ impl ReplyReceiver for Done {
 }
 
 /// Passes a notification on to the next waiter, because the notified owner of this client no longer
-/// waits. This happens if the server ran the owner's request late, or if the owner's thread had
-/// left.
+/// waits. The owner does not wait if the server ran the owner's request late, or if the owner's
+/// thread had left.
 pub(crate) fn pass_on(core: &Core, owner: u64, database: i64, waiting: &str) {
     let Some(keys) = ConditionKeys::of(waiting) else { return };
     if database != core.database() || core.is_shut_down() {

@@ -290,7 +290,7 @@ impl FairEntry {
         Arc::new(Tenancy::new(hold, Arc::clone(&self.thread)))
     }
 
-    /// Gives back a grant that too few replicas have. This gives up the old entry. The thread's
+    /// Gives back a grant that too few replicas have. The call gives up the old entry. The thread's
     /// next request makes a new entry at the end of the queue, under a new owner.
     fn taken_back(&mut self, in_doubt: bool, unacknowledged: Error) -> Error {
         let (passed, queue) = (self.stand_down(), Arc::clone(&self.queue));

@@ -1,5 +1,5 @@
 //! The threads of one process that wait for a fair lock, and the delivery of messages to them.
-//! Redis keeps the order. This module only decides which thread to wake.
+//! Redis keeps the order, and this module only decides which thread to wake.
 //!
 //! ```text
 //! newcomers: one has the leadership, and asks for all newcomers; the others sleep, or leave
@@ -147,7 +147,7 @@ impl FairQueue {
     /// or fails. The leadership goes to the next newcomer. If a companion has left in the meantime,
     /// its entry is given up.
     pub(super) fn answer(&self, companions: Vec<(Arc<Newcomer>, QueueAnswer)>) {
-        // These are dropped after the mutex is released.
+        // The returned values are dropped after the mutex is released.
         let (mut told, mut gone) = (Vec::new(), Vec::new());
         let mut waiters = self.waiters.lock();
         for (newcomer, answer) in companions {
@@ -334,7 +334,8 @@ impl FairQueue {
 const POLL: Duration = Duration::from_secs(1);
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 /// A keep-alive may declare other waiters silent only if the server has answered this process for
-/// this time. These waiters must have been silent for the same time (`SILENT` in `keep_alive.lua`).
+/// this time. The silent waiters must have been silent for the same time (`SILENT` in
+/// `keep_alive.lua`).
 const SILENT: Duration = Duration::from_secs(2);
 /// A keep-alive's answer may be late by this time without a gap in the period.
 const GAP: Duration = Duration::from_millis(500);

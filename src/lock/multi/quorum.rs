@@ -58,7 +58,7 @@ pub(super) fn acquire(
             }
             late += 1;
         }
-        // This releases the parts before the sleep, because other threads need them.
+        // The drop releases the parts before the sleep, because other threads need them.
         drop(levels);
         if parts.len() - failed.len() < needed {
             let error = no_majority(lock, failed);

@@ -213,8 +213,8 @@ fn check_alone(lock: &ReadWriteLock, writing: &LockGuard) {
             tenancies.filter(|other| other.thread.id() != own.id()).cloned().collect::<Vec<_>>()
         })
     });
-    // This check comes after all tenancies are collected. A guard that is held now was also held
-    // while the tenancies were collected.
+    // The check for two holders comes after all tenancies are collected. A guard that is held now
+    // was also held while the tenancies were collected.
     for other in others.iter().flatten() {
         let both = writing.is_held() && other.is_held();
         assert!(!both, "{other:?} beside {writing:?}");
@@ -340,7 +340,7 @@ fn an_owner_whose_hold_was_not_needed_is_not_used_again() {
             let lock = process.lock.clone();
             thread::spawn(move || drop(lock.reader().lock().unwrap()))
         };
-        // These readers queue behind the writer, and then the writer leaves.
+        // The readers in this loop queue behind the writer, and then the writer leaves.
         await_refusals(&server, 1);
         let mut threads = vec![writer, read()];
         await_refusals(&server, 2);

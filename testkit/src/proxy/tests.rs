@@ -211,8 +211,8 @@ fn refused_connections_fail_at_once() {
     let mut old = client(&proxy);
     for _ in 0..3 {
         proxy.refuse();
-        // Another test may be starting a process now. This process keeps the sockets open until its
-        // `exec`.
+        // Another test may be starting a process now. A process that is being started keeps the
+        // sockets open until its `exec`.
         wait_until("connections are refused", SOON, || {
             let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
             TcpStream::connect(proxy.address()).is_err_and(refused)

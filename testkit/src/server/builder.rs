@@ -19,7 +19,7 @@ pub struct ServerBuilder {
     pub(super) port: Option<u16>,
     pub(super) password: Option<String>,
     pub(super) tls: bool,
-    /// The folder of another server. This server shares its certificates.
+    /// The folder of another server. The new server shares the other server's certificates.
     certificates: Option<PathBuf>,
     /// If this is set, the server is a Sentinel with these lines in its configuration file.
     pub(super) sentinel: Option<String>,

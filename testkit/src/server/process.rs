@@ -36,7 +36,7 @@ pub(super) struct Process {
 #[derive(Debug)]
 pub(super) enum Started {
     Ready(Process),
-    /// The port is taken. This is the server's log.
+    /// The port is taken. The string is the server's log.
     PortTaken(String),
 }
 

@@ -103,8 +103,8 @@ fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
     waiter.join();
 }
 
-/// The new credentials are sent between other threads' commands. These threads must still get their
-/// own replies.
+/// The new credentials are sent between other threads' commands. The other threads must still get
+/// their own replies.
 #[test]
 fn replies_are_in_order_while_connections_are_given_new_credentials() {
     let server = server();

@@ -47,7 +47,7 @@ const KINDS: [Kind; 6] = [
 
 /// The lease of the restricted client, except in [`When::Waits`].
 const SHORT: Duration = Duration::from_millis(300);
-/// The lease of the other clients. This lease is longer than a provisional lease, so a renewal
+/// The lease of the other clients. The lease is longer than a provisional lease, so a renewal
 /// extends a hold that was granted by a message.
 const LONGER: Duration = Duration::from_millis(2_500);
 

@@ -459,8 +459,8 @@ fn count_of(server: &Server, name: &str) -> Vec<(String, String)> {
 }
 
 /// Every permit that was taken at the failover is given back, and there are as many permits as
-/// before. This includes permits that the new master did not know as taken, and permits that it did
-/// not know as given back.
+/// before. The permits include those that the new master did not know as taken, and permits that it
+/// did not know as given back.
 #[test]
 fn a_semaphore_is_as_large_after_a_failover_as_before() {
     let sentinels = sentinels();

@@ -161,8 +161,8 @@ fn without_any_sentinel_the_master_that_lives_is_used_on() {
     assert!(builder(&sentinels.url()).connect().is_err(), "a new one knows of no master");
 }
 
-/// A restarted Sentinel knows only its configuration file, and not yet the other Sentinels. This
-/// Sentinel names the old master, which still reports that it is a master.
+/// A restarted Sentinel knows only its configuration file, and not yet the other Sentinels. The
+/// restarted Sentinel names the old master, which still reports that it is a master.
 #[test]
 fn a_sentinel_that_knows_less_leads_no_client_back() {
     let sentinels = sentinels();

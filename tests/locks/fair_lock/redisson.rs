@@ -64,8 +64,8 @@ fn wait_as_redisson(redis: &mut redis::Connection, name: &str, number: u64, wait
 }
 
 /// Redisson drops waiters that were in the queue for longer than their wait. Redisson does not
-/// change the scores of the waiters behind the dropped waiters. These scores still contain the time
-/// that redlatch's waiters had added for the dropped waiters.
+/// change the scores of the waiters behind the dropped waiters. The scores of the waiters behind
+/// still contain the time that redlatch's waiters had added for the dropped waiters.
 #[test]
 fn a_dead_java_waiter_costs_no_more_than_its_short_wait() {
     const WAIT: Duration = Duration::from_millis(4 * UNIT.as_millis() as u64);

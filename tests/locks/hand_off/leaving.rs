@@ -125,8 +125,8 @@ fn a_very_short_wait_leaves_neither_place_nor_hold() {
     });
 }
 
-/// A client that ends leaves no queue entry and no hold. This is true while it waits for the lock,
-/// while it holds the lock, and while it is being granted the lock.
+/// A client that ends leaves no queue entry and no hold. The client may end while it waits for the
+/// lock, while it holds the lock, or while it is being granted the lock.
 #[test]
 fn a_shutdown_leaves_neither_place_nor_hold() {
     let server = server();

@@ -1,7 +1,7 @@
 //! The hand-off of a lock from one process to another. No process is skipped, and none keeps the
 //! lock for too long. Lost messages and replies cost little time and no hold.
 //!
-//! `models/lock/` tests the scripts alone. These tests run them through the library.
+//! `models/lock/` tests the scripts alone. The tests here run the scripts through the library.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};

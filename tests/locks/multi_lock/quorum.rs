@@ -52,8 +52,8 @@ fn votes(servers: &[Server]) -> usize {
     servers.iter().filter(|server| is_held(server, "vote")).count()
 }
 
-/// Takes the lock with the votes of all servers. This may need several attempts, because a quorum
-/// does not wait for a vote that a busy machine delays.
+/// Takes the lock with the votes of all servers. The call may need several attempts, because a
+/// quorum does not wait for a vote that a busy machine delays.
 fn lock_at_all(quorum: &MultiLock) -> MultiLockGuard {
     let mut had = None;
     wait_until("all have voted", SOON, || {

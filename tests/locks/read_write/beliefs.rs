@@ -68,7 +68,8 @@ fn a_forced_unlock_of_a_writer_ends_its_read_hold_too() {
     wait_free(&server, "both", SOON);
 }
 
-/// A read grant may have ended when its reply arrives. This says nothing about the other hold.
+/// A read grant may have ended when its reply arrives. The end of the read grant says nothing about
+/// the other hold.
 #[test]
 fn a_writer_whose_read_grant_came_too_late_still_writes() {
     let server = server();

@@ -337,8 +337,8 @@ fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, B
             return Err(format!("ours have added {added} ms to {owner}"));
         }
     }
-    // A waiter may have additional time because an earlier waiter left without subtracting it. This
-    // time may be taken away.
+    // A waiter may have additional time because an earlier waiter left without subtracting it. The
+    // additional time may be taken away.
     Ok(if ahead.iter().any(|id| is_ours(id)) { base.min(now) } else { base })
 }
 
@@ -387,7 +387,7 @@ fn check_grant(
 }
 
 /// An owner that was silent for long does not get the lock, if another process in the queue sent
-/// requests in that time. This holds if only redlatch waiters were in the queue.
+/// requests in that time. The rule holds if only redlatch waiters were in the queue.
 fn check_speaks(owner: &str, step: &Step<'_>, world: &World) -> Result<(), Broken> {
     let since = |waiter: &Waiter| {
         let client = &world.clients[waiter.client];
@@ -430,8 +430,8 @@ pub(crate) fn check_order(granted: usize, passed: bool, world: &World) -> Result
     let granted = &world.waiters[granted];
     let is_entitled = |waiter: &Waiter| {
         let lost = waiter.dropped || waiter.place_lost || granted.place_lost;
-        // The waiters of one client that have come back are in the order of their numbers. This
-        // order differs from the order of arrival if a first request was lost.
+        // The waiters of one client that have come back are in the order of their numbers. The
+        // order of the numbers differs from the order of arrival if a first request was lost.
         let by_number = waiter.client == granted.client && waiter.number() > granted.number();
         // The waiter is behind an older waiter of its client, whose own first request was lost and
         // arrived last.

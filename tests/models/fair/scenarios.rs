@@ -396,7 +396,7 @@ fn something_else_under_a_key_is_an_error() {
     }
 }
 
-/// This holds even if the keys of the queue contain other data.
+/// The assertion holds even if the keys of the queue contain other data.
 #[test]
 fn a_release_is_done_or_refused_whole() {
     let server = server();

@@ -555,8 +555,8 @@ impl Simulation<'_> {
         let old = self.world.client_of(w).is_old;
         let script = if old { Script::RedissonAcquire3 } else { Script::RedissonAcquire };
         let reply = self.send(Some(w), script, &args)?;
-        // A Redisson waiter without remaining time waits only for a message. This happens to
-        // waiters that come when the last waiter in the queue has used up its time.
+        // A Redisson waiter without remaining time waits only for a message. A waiter has no
+        // remaining time if it comes when the last waiter in the queue has used up its time.
         self.world.waiters[w].sleeps = matches!(reply, Value::Int(left) if left < 0);
         match reply {
             Value::Nil => self.hold(w, VecDeque::new(), None),

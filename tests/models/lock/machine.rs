@@ -192,7 +192,7 @@ fn a_subscription_that_missed_a_message_is_renewed() {
     let mut tried = Tried::waiting(0);
     tried.refused(700 * MS, 3, Whose::Ours, true);
     assert!(renews(&mut tried));
-    // The message was not lost. It came later than the reply.
+    // The message was not lost. The message came later than the reply.
     let mut tried = Tried::waiting(0);
     tried.reply(700 * MS, Reply::Granted { already: true, token: None });
     tried.on(702 * MS, Input::Message(grant(1, 700 * MS)));

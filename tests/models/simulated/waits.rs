@@ -8,8 +8,8 @@ use super::rules::Broken;
 /// The maximum time for which a lock may be free while a waiter could take it. If no waiter gets a
 /// message, all waiters ask within 1.2 s.
 const FREE: Time = 1_600 * MS;
-/// The maximum time for which an owner that does not know or want its hold may have the lock. This
-/// is the provisional lease, whose end the waiters know.
+/// The maximum time for which an owner that does not know or want its hold may have the lock. The
+/// maximum is the provisional lease, whose end the waiters know.
 const UNCLAIMED: Time = 2_600 * MS;
 /// The same maximum if a copy of the request came late: until the owner gives up for the last time.
 const UNCLAIMED_COPY: Time = 11 * SECOND;
