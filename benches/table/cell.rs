@@ -19,10 +19,10 @@ pub(crate) const ROLE: &str = "cell";
 pub(crate) const INSIDE: u64 = 3 * MICROSECOND;
 /// The number of turns after which the server has the scripts, and each waiter has subscribed once.
 const WARM_UP: usize = 3;
-/// If several threads may be inside at a time, each thread is inside this many times before the
-/// measurement, and sleeps there. During these sleeps all threads that may be inside are inside
-/// together, and so are threads that should not be. If threads work inside only for a moment, two
-/// cores hardly ever have more than two of them inside.
+/// If several threads may have the lock at a time, each thread takes it this many times before the
+/// measurement, and sleeps while it has the lock. During these sleeps all threads that may be
+/// inside are inside together, and so are threads that should not be. If threads work inside only
+/// for a moment, two cores hardly ever have more than two of them inside.
 const CHECKED: usize = 40;
 const CHECKED_INSIDE: u64 = MILLISECOND;
 /// A time limit that is much longer than a process needs to start or to get a lock.

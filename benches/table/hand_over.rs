@@ -3,8 +3,9 @@
 //! A hand-over is compared with two round trips. The release goes to the server and comes as a
 //! message to the waiter, and the waiter asks and gets an answer. A hand-over follows a silence,
 //! after which all threads have to wake up. A round trip that directly follows another round trip
-//! is faster than that. The goal therefore compares a hand-over with PINGs that follow an equally
-//! long silence. The table also has the times of PINGs that directly follow each other.
+//! is faster than a round trip after a silence. The goal therefore compares a hand-over with PINGs
+//! that follow an equally long silence. The table also has the times of PINGs that directly follow
+//! each other.
 
 use std::time::Duration;
 

@@ -18,7 +18,7 @@ use crate::report::Spread;
 const DELAY: Duration = Duration::from_micros(500);
 
 /// If no thread waits for another, there are this many times more rounds, and the rounds are
-/// shorter. A busy moment of the machine then affects fewer of them.
+/// shorter. With shorter rounds, a busy moment of the machine affects fewer of them.
 const SHORTER: usize = 3;
 
 /// The surroundings of the measurements: the server, the network and the machine.

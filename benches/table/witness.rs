@@ -32,7 +32,7 @@ impl Witness {
         path
     }
 
-    /// Removes the files. Processes that have opened them can still use them.
+    /// Removes the files. Processes that have opened the files can still use them.
     pub(crate) fn remove(path: &Path, places: usize) {
         for place in 0..places {
             let _ = fs::remove_file(path.with_extension(place.to_string()));

@@ -1,4 +1,5 @@
-//! A command's own cgroup (version 2). Processes that leave the command's process group stay in it.
+//! A command's own cgroup (version 2). Processes that leave the command's process group stay in the
+//! cgroup.
 
 use std::fs;
 use std::io::{Error, ErrorKind, Result};

@@ -69,7 +69,7 @@ pub(crate) fn clock() -> u64 {
 }
 
 /// Returns the signals that end a program, except those that this process ignores (as under nohup).
-/// The command must ignore those, too.
+/// The command must ignore the signals that this process ignores, too.
 pub(crate) fn signals() -> impl Iterator<Item = i32> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -8,7 +8,7 @@ use clap_mangen::Man;
 
 use crate::args::Args;
 
-/// The page of recipes. A test runs them.
+/// The page of recipes. A test runs the recipes.
 const RECIPES: &str = include_str!("../shell.md");
 
 /// Returns the manual page in roff.

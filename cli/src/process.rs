@@ -1,4 +1,4 @@
-//! A process that is not reaped yet. Another process has started it.
+//! A process that another process has started, and that is not reaped yet.
 
 use rustix::process::Pid;
 

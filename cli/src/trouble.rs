@@ -23,7 +23,7 @@ pub(crate) const NOT_FOUND: u8 = 127;
 pub(crate) fn shown(text: &str) -> String {
     let escaped = |it: char| match it {
         '\n' | '\r' | '\t' => it.escape_default().to_string(),
-        // Escapes the character as JSON does.
+        // JSON escapes the character in the same way.
         it if it.is_control() => format!("\\u{:04x}", u32::from(it)),
         it => it.into(),
     };

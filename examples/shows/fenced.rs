@@ -142,7 +142,7 @@ fn round(stage: &Stage, kind: &str) -> Result<i64, Trouble> {
     Ok(left)
 }
 
-/// A database file. The drop deletes it.
+/// A database file. The drop deletes the file.
 struct File(PathBuf);
 
 impl File {

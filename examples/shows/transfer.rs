@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     stage::play("transfer", show, process)
 }
 
-/// Moves money. Each clerk does this again and again.
+/// Moves money. Each clerk calls `transfer` again and again.
 fn transfer(bank: &mut Bank, from: &str, to: &str, amount: i64) -> Result<(), Trouble> {
     let guard = match &bank.locks {
         None => None,

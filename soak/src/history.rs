@@ -357,7 +357,7 @@ pub(crate) const LEASES_LONGER: &str = "leases longer";
 /// Faults during which a process behind the faulty network gets no reply.
 pub(crate) const OUTAGES: [&str; 2] = ["network frozen", "connections refused"];
 
-/// A fault. Usually the nemesis has caused it.
+/// A fault. Usually the nemesis has caused the fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) kind: String,

@@ -37,7 +37,7 @@ impl FromStr for Topology {
     }
 }
 
-/// How long a master may be silent. On a busy machine, a master is silent for less than this.
+/// How long a master may be silent. A master on a busy machine is silent for less than this time.
 const DOWN: Duration = Duration::from_millis(3000);
 
 #[derive(Debug)]

@@ -64,7 +64,7 @@ pub(crate) struct Hold {
     pub(super) granted_lease: u64,
     /// Whether the hold still has the lease of a grant by message, and not the lease of its terms.
     /// (A grant by message has a short lease, because the granted process may be paused.) A renewal
-    /// that raises or cuts the lease clears this.
+    /// that raises or cuts the lease clears this mark.
     pub(super) provisional: AtomicBool,
     pub(crate) details: GrantDetails,
     /// The number of used fencing tokens, at most 1,024: see [`may_pass`](Self::may_pass). A hold
@@ -84,8 +84,8 @@ pub(crate) struct Hold {
     /// under the gate's mutex.
     scripts: AtomicU32,
     /// The reason of the loss, as the number of a [`LostReason`]. Zero if the hold was not lost. A
-    /// thread sets this before it looks for the present tenancy, so that no thread passes the hold
-    /// on after that.
+    /// thread sets this before it looks for the present tenancy, so that no thread passes a lost
+    /// hold on.
     pub(super) lost: AtomicU8,
     /// Whether the last renewal failed.
     pub(super) unconfirmed: AtomicBool,
@@ -172,8 +172,8 @@ impl Hold {
             line: None,
             owner,
             terms,
-            // If the lease of the terms is shorter, it counts, because a renewal will cut the hold
-            // to it.
+            // If the lease of the terms is shorter than the granted lease, the shorter lease
+            // counts, because a renewal will cut the hold to it.
             deadline: AtomicU64::new(deadline(asked.at, lease.min(terms.lease()))),
             latest_end: AtomicU64::new(u64::MAX),
             prolonged: AtomicU64::new(0),
@@ -267,8 +267,8 @@ impl Hold {
         self.granted_lease > self.terms.nanos()
     }
 
-    /// Returns how the hold finds out that others wait, or `None` if no thread wants to know this.
-    /// `None` costs nothing.
+    /// Returns how the hold finds out that others wait, or `None` if no thread wants to know
+    /// whether others wait. `None` costs nothing.
     pub(crate) fn attention(&self) -> Option<&Attention> {
         self.attention.get().map(|attention| &**attention)
     }
@@ -382,8 +382,8 @@ impl Hold {
 
     /// Records the server's answer to a renewal to the lease of the terms. `certain` is the certain
     /// part of this lease. If `certain` is zero, the client only asked whether the server has the
-    /// hold. (After a failover the client may ask this for a provisional hold. The answer must not
-    /// mark such a hold as raised, because then no renewal would raise it.)
+    /// hold. (After a failover the client may send this question for a provisional hold. The answer
+    /// must not mark such a hold as raised, because then no renewal would raise it.)
     pub(crate) fn renewed(&self, sent_at: u64, certain: Duration) {
         self.confirm(sent_at, certain);
         if !certain.is_zero() {

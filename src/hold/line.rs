@@ -2,8 +2,9 @@
 //! to the server.
 //!
 //! Redis keeps the order of a fair lock, so its processes take no turns. A grant names the threads
-//! of the same process that stand directly behind its owner. The hold may be passed to them in that
-//! order. The threads' entries stay in Redis's queue until the release of the hold removes them.
+//! of the same process that stand directly behind its owner. The hold may be passed to these
+//! threads in the order of the line. The threads' entries stay in Redis's queue until the release
+//! of the hold removes them.
 
 use std::fmt;
 use std::iter;

@@ -168,8 +168,8 @@ impl Seat {
         seat
     }
 
-    /// Returns the seat of the next thread, to which the hold is passed. The renewal's progress
-    /// stays the same.
+    /// Returns the seat of the next thread, to which the hold is passed. The new seat has the
+    /// renewal progress of the old seat.
     pub(crate) fn passed_to(&self, next: &Arc<Tenancy>, terms: Terms) -> Self {
         let progress = if self.progress.is_sent() {
             RenewalProgress::Sent { failed: 0 }

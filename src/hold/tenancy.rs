@@ -360,8 +360,8 @@ impl Tenancy {
     }
 
     /// Ends the tenancy as released. Returns the callbacks, which the caller must drop without
-    /// calling them. The drop may run the user's code, so the caller must have no leadership and no
-    /// mutex then.
+    /// calling them. The drop may run the user's code, so the caller must drop them without a
+    /// leadership or a mutex.
     pub(crate) fn finish_released(&self) -> Option<Vec<LossCallback>> {
         self.finish(End::Released).map(|(callbacks, _)| callbacks)
     }

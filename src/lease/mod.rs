@@ -47,7 +47,8 @@ const AFTER_A_PANIC: u64 = 100_000_000;
 
 /// An action at a given time. The watchdog stores the time, and the task does the action.
 pub(crate) trait Task: Send + Sync {
-    /// Called when the task is due. Does no I/O. Returns a renewal to send, if there is one.
+    /// Called when the task is due. Does no I/O. Returns the renewal that the task wants to send,
+    /// if any.
     fn due(self: Arc<Self>) -> Option<Renewal>;
 }
 
@@ -101,13 +102,13 @@ pub(crate) enum Job {
     RenewAll,
     CleanUp(Cleanup),
     /// Repeat a change of a semaphore at a new server. The reply to this change came only after the
-    /// earlier changes had been repeated there.
+    /// earlier changes had been repeated at the new server.
     Mend(Arc<str>, Arc<Requests>, RequestId),
     /// A connection was opened.
     Connected,
     /// Wake the subscriber of this server from its read.
     WakeSubscriber(Arc<Node>),
-    /// Ask the server whether others wait, for each hold that listens for this. A message may have
+    /// Ask the server whether others wait, for each hold that wants to know. A message may have
     /// been missed.
     AskIfWanted,
     /// In a cluster, these slots (sorted) have moved to another server.
@@ -262,7 +263,7 @@ impl Watchdog {
         self.callbacks.log_lost(name, loss_message);
     }
 
-    /// Queues the `on_lost` callbacks of a hold. Does not wait for them.
+    /// Queues the `on_lost` callbacks of a hold. The call does not wait for the callbacks.
     pub(crate) fn call_back(&self, name: &Name, reason: LostReason, callbacks: Vec<LossCallback>) {
         for callback in callbacks {
             let (name, client) = (name.clone(), self.callbacks.client());
@@ -287,7 +288,7 @@ impl Watchdog {
         }));
     }
 
-    /// Runs a user's code on the callbacks' thread. Does not wait for it.
+    /// Runs a user's code on the callbacks' thread. The call does not wait for the user's code.
     pub(crate) fn call(&self, call: impl FnOnce() + Send + 'static) {
         self.callbacks.run(Box::new(call));
     }

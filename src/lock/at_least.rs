@@ -9,9 +9,9 @@
 //! lease. So work that takes longer than the minimum time keeps the lock.
 //!
 //! Every error must come before the first level is left to expire, so that the client can undo the
-//! grant. For this reason the thread sends no request between the grant and that moment. The
-//! request with the long lease is a part of the wait for the lock: the wait's limit can end the
-//! request, and the wait goes on during an outage of the server.
+//! grant. For this reason the thread sends no request between the grant and the moment at which the
+//! first level is left. The request with the long lease is a part of the wait for the lock: the
+//! wait's limit can end the request, and the wait goes on during an outage of the server.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -182,14 +182,16 @@ impl Condition {
     ///   [`Forked`](ErrorKind::Forked) in a forked child, [`ShutDown`](ErrorKind::ShutDown) after
     ///   [`Client::shutdown`].
     ///
-    /// These errors come after the release. **The thread then holds no level of the lock**, and the
-    /// message says so. The errors are server trouble and `Protocol` as above, `ShutDown` if the
-    /// client ends, and [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost just as the thread
-    /// took it again. If the thread had been notified, the next waiter gets the notification.
+    /// Other errors come after the release. **After such an error the thread holds no level of the
+    /// lock**, and the message says so. The errors after the release are server trouble and
+    /// `Protocol` as above, `ShutDown` if the client ends, and [`LeaseLost`](ErrorKind::LeaseLost)
+    /// if the lock was lost just as the thread took it again. If the thread had been notified, the
+    /// next waiter gets the notification.
     ///
     /// All methods that wait fail in these ways.
     ///
     /// # Blocking
+    ///
     /// Blocks for one round trip before the release. (The first wait of a client also opens a
     /// connection.) After the release, blocks until the thread is notified, and until it has the
     /// lock again, as [`Lock::lock`](crate::Lock::lock) does. In case a message is lost, the

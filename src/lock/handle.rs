@@ -196,8 +196,8 @@ impl Handle {
     /// meantime.
     pub(crate) fn unless_shut_down(&self, tenancy: Arc<Tenancy>) -> Result<Arc<Tenancy>, Error> {
         if self.session.core().is_shut_down() {
-            // The end of the client released the holds that existed then. A hold that was granted
-            // after that must be released here.
+            // The end of the client released only the holds that existed at that time. A hold that
+            // was granted after the end must be released here.
             self.site.lose_hold(&tenancy.hold(), LostReason::ShutDown);
             // No thread would repeat the release later, so no limit may end the request.
             let _unlimited = Limit::set(None);

@@ -198,7 +198,7 @@ impl HeldLock {
     }
 
     /// Leaves the hold to expire. The lease may be long, so after the hold is left, no step may
-    /// fail. (If the hold cannot be raised, the drop releases it.)
+    /// fail. (If the hold cannot be raised, the drop of this level releases it.)
     pub(super) fn leave_to_expire(self) -> Result<(), Error> {
         self.raise()?;
         self.leave_raised()

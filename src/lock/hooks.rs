@@ -77,7 +77,8 @@ impl Hooks<'_, '_> {
             refused => {
                 site.leave_queue(entry);
                 refused?;
-                // The server no longer has the write hold, and this process had not noticed this.
+                // The server no longer has the write hold, and this process had not noticed the
+                // loss.
                 if writing.is_held() {
                     let writes = self.handle.site_of(Mode::Write);
                     writes.lose_hold(&writing.hold(), LostReason::Revoked);
@@ -127,7 +128,7 @@ impl Hooks<'_, '_> {
             let certain = hold.asks_for(lease);
             match site.scripts().read_on(&hold.owner, lease) {
                 // Processes wait, so this request extended no lease. (A first copy whose reply was
-                // lost may have extended it.)
+                // lost may have extended a lease.)
                 Ok(Replied { reply: Some(1..), .. }) => {
                     leave();
                     return Ok(None);

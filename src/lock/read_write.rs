@@ -87,10 +87,10 @@ pub(super) use self::pair::Pair;
 /// Redisson's clients ignore redlatch's queue. A Redisson reader joins other readers even if
 /// writers of either library wait. A Redisson writer gets the lock only if the lock is free for a
 /// moment. While readers overlap, a Redisson writer keeps waiting, as it does among Redisson's
-/// clients. (A redlatch writer does not, because redlatch's readers queue behind it.) If a redlatch
-/// writer keeps the read lock when it releases the write lock, it notifies Redisson's readers. A
-/// Redisson writer in this case notifies nobody, and a waiting reader finds out within about a
-/// second.
+/// clients. (A redlatch writer does not wait for longer, because redlatch's readers queue behind
+/// it.) If a redlatch writer keeps the read lock when it releases the write lock, it notifies
+/// Redisson's readers. A Redisson writer in this case notifies nobody, and a waiting reader finds
+/// out within about a second.
 ///
 /// While a writer also reads, `is_locked` of the read lock returns `false`. `isLocked()` of
 /// Redisson's read lock returns `true` (since 3.24.1).

@@ -84,7 +84,8 @@ impl Cohort {
     ///
     /// A release does not send a chain that is younger than `SAME_CHAIN`, so the next process
     /// begins a new chain. If two processes kept beginning new chains in this way, Redisson's
-    /// clients would never get a turn. For this reason a young chain continues for twice that time.
+    /// clients would never get a turn. For this reason a young chain continues if the lock was free
+    /// for less than twice [`SAME_CHAIN`].
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
         let anew = Chain::begun(asked_at);
         let Some((end, chain)) = self.last else { return anew };

@@ -69,8 +69,8 @@ impl Standing {
         lingering.map_or(Wake::NOBODY, Wake::thread)
     }
 
-    /// Removes a thread, so that no hold is passed to it. Returns the tenancy if a hold was passed
-    /// to it before.
+    /// Removes a thread, so that no hold is passed to it. Returns the thread's tenancy if a hold
+    /// was already passed to the thread.
     pub(crate) fn stand_down(&mut self, queued: &Arc<QueuedThread>) -> Option<Arc<Tenancy>> {
         self.queued.retain(|other| !Arc::ptr_eq(other, queued));
         queued.inbox.lock().passed.take()

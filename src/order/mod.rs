@@ -32,8 +32,8 @@
 //! progress. No thread passes a hold whose renewal failed.
 //!
 //! `force` counts this process's forced unlocks. If a leader sent its request before the last
-//! forced unlock, the hold of that request is `NotHeld`, even if the server granted it. The leader
-//! then keeps the leadership and asks again.
+//! forced unlock, the hold of that request is `NotHeld`, even if the server granted it. A leader
+//! with such a hold keeps the leadership and asks again.
 //!
 //! A read-write lock has two seats, one for the writer and one for the readers, but one queue and
 //! one leadership:

@@ -33,7 +33,7 @@ pub(crate) enum GateOutcome<I> {
     Queued(Arc<GateWaiter<I>>),
     /// Another thread is ahead, and the thread does not wait.
     Occupied,
-    /// The hold in a seat is over or lost. The caller declares it lost and enters again.
+    /// The hold in a seat is over or lost. The caller declares the hold lost and enters again.
     Expired(Arc<Hold>),
     TooDeep,
 }

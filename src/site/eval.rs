@@ -2,10 +2,11 @@
 //!
 //! An owner stands for a hold, and the threads of a process pass a hold to each other. The owner's
 //! field at the server therefore does not show which thread's tenancy has the hold, and a late
-//! script of one tenancy could run under the next tenancy. Two rules prevent this. A script begins
-//! under the gate's mutex, while its tenancy is in the seat. From then on no thread passes the hold
-//! on, until a reply shows that the script cannot run later. A hold without such a reply is
-//! released and not passed on. After the release, no script of its owner can run.
+//! script of one tenancy could run under the next tenancy. Two rules keep a late script of one
+//! tenancy from running under the next tenancy. A script begins under the gate's mutex, while its
+//! tenancy is in the seat. From then on no thread passes the hold on, until a reply shows that the
+//! script cannot run later. A hold without such a reply is released and not passed on. After the
+//! release, no script of its owner can run.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -114,8 +115,8 @@ impl Site {
     /// hold.
     fn script_begins(&self, tenancy: &Arc<Tenancy>) -> Option<Arc<Hold>> {
         self.gate.with_seat(|seat| {
-            // A pass also needs the gate's mutex. If the pass comes first, the tenancy has already
-            // ended here. If the pass comes later, it sees that the script has begun.
+            // A pass also needs the gate's mutex. If a pass came before this check, the tenancy has
+            // already ended. If the pass comes later, it sees that the script has begun.
             let is_its = seat?.has(tenancy) && tenancy.is_held();
             is_its.then(|| {
                 let hold = tenancy.hold().into_owned();

@@ -91,8 +91,8 @@ impl Gate {
 
     /// Does the same as [`leave`](Self::leave), and [keeps](Hold::keep_until) the hold until
     /// `until`, if it is held. The leaving and the keeping happen under the mutex. If another
-    /// thread takes the hold out of the seat before this, the hold is lost, and that thread cleans
-    /// it up. If this comes first, no thread releases the hold before `until`.
+    /// thread has taken the hold out of the seat before this call, the hold is lost, and that
+    /// thread cleans it up. If this call comes first, no thread releases the hold before `until`.
     pub(crate) fn leave_kept(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -128,8 +128,8 @@ impl Gate {
     }
 
     /// Gives a thread its first tenancy and its levels back after a wait on a condition. `left` is
-    /// the seat that it left for the wait. The thread now has a seat of a new hold, under the
-    /// tenancy `again`. Returns `false` if the new hold was lost in the meantime.
+    /// the seat that the thread left for the wait. The thread now has a seat of a new hold, under
+    /// the tenancy `again`. Returns `false` if the new hold was lost in the meantime.
     pub(crate) fn come_back(&self, again: &Arc<Tenancy>, left: &mut Seat) -> bool {
         self.with_seat(|seat| {
             let seat = seat.filter(|seat| seat.is(again));
@@ -228,8 +228,8 @@ impl Gate {
         self.with_standing(|standing| standing.queued.push(queued));
     }
 
-    /// Removes a thread, so that no hold is passed to it. Returns the tenancy if a hold was passed
-    /// to it before.
+    /// Removes a thread, so that no hold is passed to it. Returns the thread's tenancy if a hold
+    /// was already passed to the thread.
     pub(crate) fn stand_down(&self, queued: &Arc<QueuedThread>) -> Option<Arc<Tenancy>> {
         self.with_standing(|standing| standing.stand_down(queued))
     }
@@ -245,8 +245,8 @@ impl Gate {
     }
 
     /// Whether a fair lock's thread that is about to ask should first wait for other threads to
-    /// join its request. The thread should wait if the process is busy. [`call`](Self::call) then
-    /// wakes it.
+    /// join its request. The thread should wait if the process is busy. When the process is no
+    /// longer busy, [`call`](Self::call) wakes the thread.
     pub(crate) fn lingers(&self, thread: &Arc<Thread>) -> bool {
         let mut state = self.state.lock();
         let lingers = state.is_busy();

@@ -2,8 +2,9 @@
 //! time.
 //!
 //! A kept hold lasts until the latest time for which a thread kept it. Before that time no thread
-//! releases or passes it. After its last thread has left, nobody renews it. A hold is never kept
-//! for longer than its lease, so the server keeps it until that time, even if this client ends.
+//! releases or passes a kept hold. After the last thread has left, nobody renews the hold. A hold
+//! is never kept for longer than its lease, so the server keeps it until that time, even if this
+//! client ends.
 //!
 //! In place of a release, a [`Cleanup`] shortens the lease to that time, and releases the hold at
 //! that time. Usually the lease has then already ended, and the release does nothing. The release
@@ -26,8 +27,8 @@ use crate::scripts::Chain;
 
 impl Site {
     /// Raises a hold to the lease of its terms, before a thread leaves it to expire. (A hold that
-    /// another process has just handed on has a lease of only 2 s.) If this fails, the thread must
-    /// release the hold instead.
+    /// another process has just handed on has a lease of only 2 s.) If the raise fails, the thread
+    /// must release the hold instead.
     ///
     /// # Blocking
     ///

@@ -131,9 +131,9 @@ impl Site {
     }
 
     /// Gives a thread its first tenancy back after a wait on a condition. `left` is the seat that
-    /// it left for the wait, and `again` is the tenancy under which it now has the lock. The guards
-    /// of the thread refer to the first tenancy, which gets all its levels back. If the new hold
-    /// was lost in the meantime, the first tenancy becomes lost.
+    /// the thread left for the wait, and `again` is the tenancy under which it now has the lock.
+    /// The guards of the thread refer to the first tenancy, which gets all its levels back. If the
+    /// new hold was lost in the meantime, the first tenancy becomes lost.
     ///
     /// `until_left` is dropped after the thread has left the lock again.
     pub(crate) fn come_back(

@@ -178,7 +178,8 @@ impl Site {
         let known = outcome.is_ok();
         if let Some(now) = self.gate.hold().filter(|_| !matches!(outcome, Ok(false))) {
             // A thread may have passed the hold on in the meantime. The server may also have
-            // granted a new hold, before or after it deleted the lock. Only the server knows this.
+            // granted a new hold, before or after it deleted the lock. Only the server knows
+            // whether it has deleted the hold.
             let same = before.is_some_and(|before| Arc::ptr_eq(&before, &now));
             match scripts::lock::is_held_by(&self.route, &self.name, &now.owner) {
                 _ if same && known => self.lose_hold(&now, LostReason::ForceUnlocked),
@@ -215,9 +216,9 @@ impl Site {
 /// hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
-    /// Sends the release, and does not wait for the answer. A guard's `drop` does this.
+    /// Sends the release, and does not wait for the answer. A guard's `drop` leaves in this way.
     Posted,
-    /// Sends the release, and waits for the answer. `unlock` does this.
+    /// Sends the release, and waits for the answer. `unlock` leaves in this way.
     Awaited,
     /// Leaves the hold to expire. If the hold's lease at the server lasts until `until`, on
     /// [`clock`], this process neither releases the hold nor passes it on before that time. The

@@ -33,7 +33,7 @@ pub(crate) struct Heard {
     subscription: Option<Subscription>,
     version: Option<u64>,
     /// The time by which the server must confirm the channel. `None` if the server has confirmed
-    /// it, or if the wait does not need it.
+    /// the channel, or if the wait does not need the channel.
     latest: Option<Instant>,
 }
 
@@ -124,7 +124,7 @@ impl Heard {
     }
 
     /// Returns the channel's version before the last request, or `None` if no thread of the client
-    /// listened then.
+    /// listened at that time.
     pub(crate) fn version(&self) -> Option<u64> {
         self.version
     }
@@ -171,7 +171,7 @@ impl Heard {
 }
 
 /// Blocks until the server has confirmed a channel, so that its messages reach the thread. Returns
-/// `false` if the wait ended before that.
+/// `false` if the wait ended before the confirmation.
 pub(crate) fn await_confirmation(
     subscription: &Subscription,
     core: &Core,

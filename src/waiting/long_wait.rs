@@ -54,7 +54,7 @@ impl<'a> LongWait<'a> {
 
     /// Records that the thread is about to sleep. `arrival` is the thread's number in the process's
     /// queue, or zero for the leader. Returns how long the thread may sleep before it must call
-    /// this again.
+    /// `goes_on` again.
     pub(super) fn goes_on(&mut self, arrival: u64) -> Duration {
         let Self { core, name, thread, .. } = *self;
         let now = clock::now();

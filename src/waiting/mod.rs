@@ -329,7 +329,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             // On every path out of `lead_until_granted`, the drop of the leadership hands it on
             // (`QueueSite::transfer_leadership`) to the first waiter of the process's queue. For a
             // lock, this waiter also gets the lead. If no thread waits, the entry in Redis's queue
-            // is given up. Only `admit` may give up the leadership before that.
+            // is given up. Before this point only `admit` may give up the leadership.
             let lead = lead.map(|lead| *lead);
             return self.lead_until_granted(LeadershipGuard::new(synchronizer.site(), lead));
         }
@@ -414,8 +414,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             if listening.is_due() {
                 let pause = synchronizer.pause(request_state);
                 if !pause.is_zero() {
-                    // Messages do not end the pause. The pause lets the other processes go first,
-                    // and they get the messages, too.
+                    // Messages do not end the pause. During the pause other processes, which get
+                    // the same messages, may go first.
                     let until = wait.sleep_until(pause);
                     doze(core, name, claim.thread, wait, until, news)?;
                     if let Some(grant) = synchronizer.collect(lead, claim) {
@@ -545,7 +545,7 @@ pub(crate) fn slow_poll() -> Duration {
 const SLOW_POLL: Duration = Duration::from_secs(5);
 
 /// Returns the time of [`slow_poll`], for a waiter that must notice the end of a lease or a key.
-/// The end comes after `left`, and no message reports it.
+/// The lease or key ends after `left`, and no message reports the end.
 pub(crate) fn slow_poll_or(left: Option<Duration>) -> Duration {
     let end = left.map_or(Duration::MAX, |left| left.saturating_add(AFTER_THE_END));
     slow_poll().min(end)

@@ -6,7 +6,7 @@
 //! message arrives, or until the holder's remaining lease is over. A release publishes a message,
 //! and one waiter of each client wakes and tries again. Commands that are always the same are
 //! encoded in advance, and connections send at once (`TCP_NODELAY`).
-//! Three things are left out: the key by which Redisson makes a resent unlock harmless (one more
+//!
 //! The port leaves out renewal, reconnection (an error ends a wait), and the key by which Redisson
 //! makes a resent unlock harmless (another `SET` in each unlock, and a `DEL` after it).
 

@@ -344,8 +344,8 @@ impl Job {
     }
 }
 
-/// Waits for a condition that no event announces. Checks it every millisecond at first, and less
-/// often later.
+/// Waits for a condition that no event announces. Checks the condition every millisecond at first,
+/// and less often later.
 ///
 /// # Panics
 ///

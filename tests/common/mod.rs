@@ -69,8 +69,8 @@ pub(crate) fn bound() {
 }
 
 /// Whether the calling test has its own process. A test needs one if it counts threads or sets a
-/// logger. If the test does not have one, this runs the test in a new process, and returns `false`
-/// when the test has passed there.
+/// logger. If the test does not have its own process, the function runs the test in a new process,
+/// and returns `false` when the test has passed there.
 pub(crate) fn has_own_process() -> bool {
     const OWN: &str = "REDLATCH_TEST_OWN_PROCESS";
     let test = thread::current().name().unwrap_or("main").to_owned();
@@ -686,7 +686,8 @@ impl User {
     }
 }
 
-/// A user whose password changes, with the user's present credentials. A client asks for them.
+/// A user whose password changes, with the user's present credentials. A client asks for the
+/// present credentials.
 #[derive(Clone)]
 pub(crate) struct Vault {
     password: Arc<Mutex<String>>,

@@ -180,7 +180,8 @@ fn a_client_certificate_that_has_changed_is_shown_by_the_next_connections() {
     guard.unlock().unwrap();
 }
 
-/// A user's function may fail, panic or never return. No hold and no thread depends on it.
+/// A user's function may fail, panic or never return. No hold and no thread depends on such a
+/// function.
 #[test]
 fn code_for_a_client_certificate_that_fails_is_an_outage_and_no_more() {
     if !Server::supports_tls() {

@@ -107,7 +107,7 @@ impl Jvm {
         Arc::new(Self { child, pid, stdin, clients, guard })
     }
 
-    /// Returns the process that all tests share. No test may harm it.
+    /// Returns the process that all tests share. No test may harm the shared process.
     pub(crate) fn shared(version: Version) -> Arc<Self> {
         // If this process ends, the input of the Java process ends, and so does the Java process.
         static SHARED: [OnceLock<Arc<Jvm>>; 2] = [OnceLock::new(), OnceLock::new()];

@@ -42,7 +42,7 @@ fn lasts(length: Duration) -> Duration {
 
 /// Whether to run the soaks, and the tests in which processes die or are paused together with
 /// Redisson's processes. In those tests Redisson 3.16.8 itself may leave a waiter asleep for
-/// minutes. `.ci/long interop` runs them.
+/// minutes. `.ci/long interop` runs the soaks and these tests.
 fn is_long() -> bool {
     let is_long = env::var_os("REDLATCH_LONG").is_some();
     if !is_long {

@@ -153,7 +153,7 @@ impl Run {
             .find(|at| holds(&now[*at]) && before[*at].is_some() && !holds(&before[*at]))
     }
 
-    /// Returns the sum of a gauge over all processes. NaN if no process has it.
+    /// Returns the sum of a gauge over all processes. The sum is NaN if no process has the gauge.
     fn sum(&self, second: usize, metric: &str) -> f64 {
         let series = self.scrapes[second].iter().flatten().flatten();
         let values = series.filter(|(series, _)| is_of(series, metric, &[])).map(|it| *it.1);

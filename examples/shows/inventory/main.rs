@@ -43,8 +43,8 @@ const WORK: Duration = Duration::from_micros(500);
 /// Enough time for the change. If the lock may end sooner, the sale does not begin.
 const SLACK: Duration = Duration::from_millis(200);
 
-/// Sells until the stock is empty. Each thread of each process runs this. `trap` is the accident
-/// that may happen between the check of the lock and the sale.
+/// Sells until the stock is empty. Each thread of each process runs `sell_out`. `trap` is the
+/// accident that may happen between the check of the lock and the sale.
 fn sell_out(
     stock: &mut Stock,
     lock: Option<&dyn Lock>,
@@ -65,7 +65,7 @@ fn sell_out(
         }
         thread::sleep(WORK);
         // A lock with a lease can be lost, for example while a laptop sleeps. The guard detects
-        // this.
+        // such a loss.
         if guard.as_ref().is_some_and(|guard| guard.check(slack).is_err()) {
             continue;
         }

@@ -1,5 +1,5 @@
 //! The common part of the examples: starts a server, chooses a name, handles Ctrl-C, and cleans up.
-//! A program that uses the library needs none of this.
+//! A program that uses the library needs none of these functions.
 
 use std::env;
 use std::error::Error;

@@ -8,8 +8,9 @@ use crate::history::{Event, Round};
 /// How long after its last hold a paused writer may still write.
 const LATE: u64 = ms(10_000);
 
-/// Returns the names that were in use when the server lost data. Tokens then begin again, so an old
-/// holder and a new holder may have the same token, and the store accepts the writes of both.
+/// Returns the names that were in use when the server lost data. After a loss of data, tokens begin
+/// again, so an old holder and a new holder may have the same token, and the store accepts the
+/// writes of both.
 pub(crate) fn forgotten(round: &Round) -> HashSet<String> {
     let mut used: HashMap<&str, [u64; 2]> = HashMap::new();
     for event in round.processes.iter().flat_map(|process| &process.events) {

@@ -22,7 +22,7 @@ const LONGER: u64 = ms(3000);
 
 /// `holds` are the holds of one name, by the time of their grants.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
-    // The end of the last exclusive hold so far. Later holds must be granted after it.
+    // The end of the last exclusive hold so far. Later holds must be granted after this end.
     let mut before = 0;
     let mut kept: Vec<(&Hold, u64)> = Vec::new();
     for hold in holds {
@@ -62,8 +62,8 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
     }
 }
 
-/// A call must not be refused when nobody can hold the name. At such a time, all holds, minimum
-/// times, leases, and the effects of failed calls have ended.
+/// A call must not be refused when nobody can hold the name. Nobody can hold the name when all
+/// holds, minimum times, leases, and the effects of failed calls have ended.
 pub(super) fn stuck(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &mut Findings) {
     // The periods in which each name may be taken.
     let mut taken: HashMap<&str, Vec<[u64; 2]>> = HashMap::new();

@@ -39,7 +39,7 @@ use crate::site::Site;
 use crate::waiting::{Endurance, Wait, await_confirmation, doze};
 
 /// How often a waiter without a message asks the server. If a notified waiter dies, the next waiter
-/// gets the notification no later than this.
+/// gets the notification within this interval.
 const POLL: Duration = Duration::from_secs(1);
 /// How often the client sends a keep-alive for its notified waiters that have not left the lock
 /// again. Without keep-alives, a record counts for three such intervals (`PATIENCE` in
@@ -94,8 +94,8 @@ impl<'a> ConditionEntry<'a> {
     }
 
     /// Waits until messages reach this process. The caller must do this before `stand`, because a
-    /// notification skips waiters that do not listen. Returns `false` if the wait ended before
-    /// that.
+    /// notification skips waiters that do not listen. Returns `false` if the wait ended before the
+    /// client listened.
     pub(super) fn listen(&mut self, wait: &Wait<'_>) -> Result<bool, Error> {
         let (core, name) = (&self.site.core, &self.site.name);
         let confirmed = await_confirmation(&self.own, core, name, self.thread, wait)?;
@@ -110,7 +110,7 @@ impl<'a> ConditionEntry<'a> {
         let stands = self.enrolled.scripts().wait(route, name, owner, &self.enrolled.waiter);
         self.stands = match &stands {
             Ok(stands) => *stands,
-            // The server may have added the entry: then the drop removes it. If the server adds and
+            // If the server has added the entry, the drop removes it. If the server adds and
             // notifies the entry later, `pass_on` passes the notification on.
             Err(trouble) => matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_)),
         };

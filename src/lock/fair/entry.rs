@@ -29,8 +29,8 @@ const SHORTEST_ASK: Duration = Duration::from_millis(20);
 /// A thread's entry. If the entry has not become a hold, its drop removes it from the queue.
 pub(crate) struct FairEntry {
     queue: Arc<FairQueue>,
-    /// The entry as the server has it. The entry receives messages from just before its first
-    /// request on. (The entry of a thread that does not wait receives no messages.)
+    /// The entry at the server, with its owner. The entry receives messages from just before its
+    /// first request on. (The entry of a thread that does not wait receives no messages.)
     pub(super) entry: QueueEntry<Followers, Arc<QueuedThread>>,
     thread: Arc<Thread>,
     terms: Terms,
@@ -231,8 +231,8 @@ impl FairEntry {
                 let latest = Listening::latest(core);
                 listening.own.subscribe(latest, || core.pubsub.listen_to_own(name));
                 if by_redisson {
-                    // A release by Redisson sends its message on a channel of this waiter alone. If
-                    // no Redisson client stands before this waiter, it needs no such channel,
+                    // A release by Redisson sends its message on a channel of this waiter alone. A
+                    // waiter needs no channel of its own if no Redisson client stands before it,
                     // because later Redisson clients stand behind it.
                     let channel = self.queue.redissons_channel(&self.entry.owner);
                     listening.public.subscribe(latest, || core.pubsub.listen_once(&channel));

@@ -168,7 +168,7 @@ impl FairQueue {
 
     /// Returns the other queued waiters of the process, for one request that restores the entries
     /// of all. Until the result is dropped, no other thread makes such a request. Returns `None` if
-    /// another thread is making one.
+    /// another thread is making such a request.
     pub(super) fn begin_requeue(self: &Arc<Self>, owner: &Owner) -> Option<Requeue> {
         if std::mem::replace(&mut self.waiters.lock().are_returning, true) {
             return None;
@@ -226,7 +226,7 @@ impl QueueSite for Arc<FairQueue> {
 
     /// The drop of the lead removes the thread's entry from the queue. If the thread led the
     /// newcomers, the leadership goes to the next newcomer. If there is a lead, the drop of its
-    /// entry passes the leadership on; otherwise this method does.
+    /// entry passes the leadership on; without a lead, this method passes it on.
     fn transfer_leadership(&self, lead: Option<Lead<FairEntry>>) {
         if lead.is_none() {
             let _none = self.promote(None);

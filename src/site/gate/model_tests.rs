@@ -331,8 +331,8 @@ impl Name {
         (entered, *tickets)
     }
 
-    /// Acts as a thread that holds the lock. Returns `true` if the process's turn is over after
-    /// that.
+    /// Acts as a thread that holds the lock. Returns `true` if the process's turn is over at the
+    /// end of the hold.
     fn hold(&self, tenancy: &Arc<Tenancy>, thread: &Arc<Thread>) -> bool {
         {
             // `inside` may still have a tenancy that was lost in the meantime, which does not

@@ -20,7 +20,7 @@ const OVERLAP: usize = 256;
 /// How much longer a sleep may be than requested, even with the least timer slack. A thread spins
 /// for this time.
 const SPIN: Duration = Duration::from_micros(60);
-/// If a wait is longer than this, a cut of the connection must end it.
+/// If a wait is longer than this time, a cut of the connection must end the wait.
 const LONG: Duration = Duration::from_millis(5);
 
 /// An item from a reader to its writer. The end of the channel means that the sender has ended its
@@ -28,7 +28,7 @@ const LONG: Duration = Duration::from_millis(5);
 pub(super) enum Item {
     /// Bytes to deliver at `due`, but not before the proxy has had `releases` releases.
     Bytes { due: Instant, bytes: Vec<u8>, releases: Option<u64> },
-    /// The writer cuts the connection here. The rule then counts as fired.
+    /// The writer cuts the connection at this point of the stream. The rule then counts as fired.
     Cut,
 }
 

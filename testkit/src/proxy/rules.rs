@@ -22,7 +22,7 @@ pub enum Action {
     /// Lets the command run, but cuts the connection before the reply. The rule counts as fired
     /// when the command has run and the connection is cut.
     LoseReply,
-    /// Delays the reply by this time. Later replies come after it.
+    /// Delays the reply by this time. Later replies come after the delayed reply.
     DelayReply(Duration),
     /// Holds replies back until [`Proxy::release`](super::Proxy::release).
     HoldReply,

@@ -204,7 +204,7 @@ struct Rich {
 }
 
 /// Takes a lock. On a machine that stands still, a grant may end before the client reads the reply,
-/// so this tries again.
+/// so the function tries again.
 fn held(lock: &dyn Lock) -> LockGuard {
     let mut guard = None;
     wait_until("it is held", SOON, || {

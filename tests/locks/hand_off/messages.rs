@@ -300,8 +300,8 @@ fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
 }
 
 /// A master that lagged behind the previous master has entries that were given up there. A release
-/// that leaves the lock to Redisson sends a message to the first entry. If that entry stayed, no
-/// process would come for it.
+/// that leaves the lock to Redisson sends a message to the first entry. If an entry without a
+/// waiter stayed, no process would come for it.
 #[test]
 fn a_queue_entry_without_a_waiter_is_given_up_when_a_message_names_it() {
     let server = server();

@@ -558,7 +558,7 @@ fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
         ensure(place == expected, "a waiter that comes back does not stand where it stood")?;
     }
     // A client that came later is before a client that came earlier. The new client goes behind
-    // both.
+    // both clients.
     let (mut direct, _listeners) = lapsed(server, scripts);
     ask_again(&mut direct, 4, 2_500, Some(0));
     assert!(direct.place(5) == 0 && direct.place(6) == 1);

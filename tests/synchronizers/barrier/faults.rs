@@ -188,8 +188,8 @@ fn a_generation_ends_without_memory() {
     is_broken(waits.join());
 }
 
-/// `None` would claim that no other party passes. An error with a known outcome would claim this,
-/// too.
+/// `None` would claim that no other party passes. An error with a known outcome would claim the
+/// same.
 #[test]
 fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
     let server = server();

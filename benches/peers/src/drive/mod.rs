@@ -43,7 +43,7 @@ pub(crate) type Options = HashMap<String, String>;
 /// a call failed. The number is that of the turn.
 pub(crate) type Turn = Box<dyn FnMut(u64, &mut dyn FnMut()) -> bool + Send>;
 
-/// Whether this turn at a read-write lock writes. Every eighth turn does.
+/// Whether this turn at a read-write lock writes. Every eighth turn writes.
 pub(crate) fn is_writer(turn: u64) -> bool {
     turn % 8 == 7
 }

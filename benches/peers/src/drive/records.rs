@@ -1,4 +1,4 @@
-//! The file of grants.
+//! The file in which the driver records its grants.
 
 use std::fs::File;
 use std::io::Write;
