@@ -56,7 +56,7 @@ use crate::waiting::{
 
 /// A barrier at which a fixed number of threads, in all processes together, wait for each other
 /// again and again. A `CyclicBarrier` is like that of java.util.concurrent; Redisson has no
-/// barrier. [`Client::cyclic_barrier`] returns one.
+/// barrier. [`Client::cyclic_barrier`] returns a `CyclicBarrier`.
 ///
 /// A clone is the same barrier, and so is every handle of the same name.
 ///
@@ -76,11 +76,11 @@ use crate::waiting::{
 ///
 /// # Broken
 ///
-/// All parties of a generation pass the barrier, or none does. The barrier breaks if a party's wait
-/// reaches its limit or is cancelled, if a waiting party dies, if the action panics, or if the
-/// barrier is [reset](Self::reset) or deleted. When the barrier breaks, every waiting party gets an
-/// error of kind [`Broken`](ErrorKind::Broken). Until a reset, every party that arrives later gets
-/// this error, too.
+/// All parties of a generation pass the barrier, or no party passes it. The barrier breaks if a
+/// party's wait reaches its limit or is cancelled, if a waiting party dies, if the action panics,
+/// or if the barrier is [reset](Self::reset) or deleted. When the barrier breaks, every waiting
+/// party gets an error of kind [`Broken`](ErrorKind::Broken). Until a reset, every party that
+/// arrives later gets an error of this kind, too.
 ///
 /// If the server does not know how the party's generation ended, the error has an [unknown
 /// outcome](Error::outcome_unknown), because the other parties may have passed. The server does not
@@ -778,9 +778,9 @@ impl BarrierSite {
     fn settle(&self) -> Result<(), Trouble> {
         loop {
             let Some(leaving) = self.left.lock().first_to_send() else { return Ok(()) };
-            // Check the party's old deadline, because this request would give a party whose arrival
-            // was not sent a new deadline. (If the arrival was sent, the server refuses the request
-            // after the deadline.)
+            // A party whose arrival was not sent would get a new deadline below, so its old
+            // deadline is checked here. (After the deadline the server refuses an arrival that was
+            // sent.)
             if !leaving.is_sent && clock::now() >= leaving.until {
                 self.has_left(leaving.id);
                 continue;

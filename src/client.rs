@@ -120,7 +120,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// The errors of [`ClientBuilder::connect_lazy`]. An unreachable server is no error.
+    /// The errors of [`ClientBuilder::connect_lazy`]. For this method an unreachable server is no
+    /// error.
     pub fn connect_lazy(url: &str) -> Result<Self, Error> {
         Self::builder(url).connect_lazy()
     }
@@ -428,7 +429,7 @@ impl Client {
     ///
     /// Blocks until the server has answered the releases and the background threads have ended. If
     /// the server does not answer, the call takes at most about `connect_timeout` and twice
-    /// `response_timeout`. A thread in the middle of a request ends soon after that. If an
+    /// `response_timeout`. A thread in the middle of a request ends soon after the call. If an
     /// `on_lost` callback or the logger does not return, the call waits for at most twice
     /// `response_timeout` more.
     pub fn shutdown(&self) {

@@ -15,9 +15,9 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind};
 use crate::observe::Observer;
 
-/// The settings of a [`Client`] before it connects. Made by [`Client::builder`]. If a setting is
-/// not usable, [`connect`](Self::connect) returns an error. The settings of a connected client
-/// never change.
+/// The settings of a [`Client`] before it connects. [`Client::builder`] returns a `ClientBuilder`.
+/// If a setting is not usable, [`connect`](Self::connect) returns an error. The settings of a
+/// connected client do not change.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -174,9 +174,10 @@ impl ClientBuilder {
 
     /// Sets how long a Redisson waiter for a fair lock keeps its entry. Set the
     /// `fairLockWaitTimeout` of Redisson's clients, or the limit of their longest `tryLock` if that
-    /// is longer. If this setting is longer than Redisson's, a dead Redisson waiter may block the
-    /// queue for this time, once for each Redisson waiter ahead of it. If this setting is shorter,
-    /// Redisson may drop live redlatch waiters, which then return to the head of the queue.
+    /// is more. If this setting is longer than Redisson's setting, a dead Redisson waiter may block
+    /// the queue for this time, once for each of Redisson's waiters before it. If this setting is
+    /// shorter than Redisson's setting, Redisson may drop live waiters of redlatch, which return to
+    /// the head of the queue.
     ///
     /// From 1 ms to a year. Defaults to 5 minutes, like `fairLockWaitTimeout`. All clients of a
     /// lock need the same value. This setting has no effect if no Redisson client uses the lock.
@@ -285,13 +286,13 @@ impl ClientBuilder {
     }
 
     /// Sets how long a wait for a lock or a permit lasts before the client logs a warning, once for
-    /// each wait. The warning says who has the lock, as far as the server knows: `waited 5 s for
-    /// "orders", held by host-7, process 4711, which asked at 2026-11-29 13:45:02.117 UTC by its
-    /// clock, for 25 s more unless it renews; 3 waiters before this one`. The warning does not end
-    /// the wait. Each client logs at most one such line a second, and one a minute for each name.
-    /// For one name, all clients together log at most one line a second. If these limits are
-    /// exceeded, waits are logged later. Each line costs one [`status`](crate::Client::status),
-    /// called by a thread of the client.
+    /// each wait. The warning names the holder of the lock, as far as the server knows it: `waited
+    /// 5 s for "orders", held by host-7, process 4711, which asked at 2026-11-29 13:45:02.117 UTC
+    /// by its clock, for 25 s more unless it renews; 3 waiters before this one`. The wait
+    /// continues. Each client logs at most one such line a second, and one a minute for each name.
+    /// For one name, all clients together log at most one line a second. Warnings beyond these
+    /// rates are logged later. Each line costs one [`status`](crate::Client::status), which a
+    /// thread of the client calls.
     ///
     /// If the thread holds other locks of this client, the client logs a second line at once, for
     /// each such thread: `waited 5 s for "orders" while the thread holds "stock": a deadlock, if
@@ -463,8 +464,8 @@ impl ClientBuilder {
     /// a release, the lock is held until its lease ends.
     ///
     /// **What it proves**: `count` replicas had the lock in memory before the call returned. If one
-    /// of these replicas becomes the master, the lock is there. **What it cannot prove**, because
-    /// Redis replicates asynchronously:
+    /// of these replicas becomes the master, the new master has the lock. **What it cannot prove**,
+    /// because Redis replicates asynchronously:
     ///
     /// - A replica that has not acknowledged may become the master, unless `count` is the number of
     ///   all replicas.

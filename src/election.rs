@@ -40,7 +40,7 @@ use crate::status::place;
 use crate::waiting::{Endurance, Wait, await_confirmation, doze, outlast, slow_poll_or};
 
 /// An election, in which processes choose one of them as the leader. [`Client::leader_election`]
-/// returns one.
+/// returns a `LeaderElection`.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -474,7 +474,8 @@ impl LeaderElection {
         }
     }
 
-    /// Begins to lead with the lock of this guard. Returns `None` if the wait ended before that.
+    /// Begins to lead with the lock of this guard. Returns `None` if the wait ended before this
+    /// process led.
     fn begin(
         &self,
         guard: OwnedFencedLockGuard,
@@ -512,7 +513,7 @@ impl LeaderElection {
         Ok(Some(Leadership { resigns, guard }))
     }
 
-    /// Records the leader. Returns `false` if the wait ended before that.
+    /// Records the leader. Returns `false` if the wait ended before the record was made.
     fn record(&self, term: &Term, wait: &Wait<'_>) -> Result<bool, Error> {
         let Term { site, tenancy, token, .. } = term;
         let Site { core, name, .. } = &**site;
@@ -679,8 +680,8 @@ impl Leadership {
         self.guard.is_wanted()
     }
 
-    /// A script also runs between the deposition and the end of the lease, because no other process
-    /// leads in this time.
+    /// A script runs even between the deposition and the end of the lease, because nobody else
+    /// leads in that time.
     fn held(&self) -> Result<&HeldLock, Error> {
         self.guard.held()
     }
@@ -784,7 +785,7 @@ impl Term {
         let mut progress = self.progress.lock();
         let callbacks = match &mut *progress {
             Progress::Leads(callbacks) => std::mem::take(callbacks),
-            // A leader is deposed once, and may resign after that.
+            // A leader is deposed once, and may resign after the deposition.
             _ if matches!(how, Progress::Deposed(..)) => return Vec::new(),
             _ => Vec::new(),
         };
@@ -829,7 +830,7 @@ pub struct Changes<'a> {
 }
 
 impl Changes<'_> {
-    /// Returns the next change, or `None` if the wait ended before it.
+    /// Returns the next change, or `None` if the wait ended before a change.
     fn change(&mut self, wait: &Wait<'_>) -> Result<Option<Option<Leader>>, Error> {
         let Self { election, channel, last, .. } = self;
         let (Site { core, name, .. }, thread) = (&**election.site(), Thread::current());

@@ -46,7 +46,7 @@ pub enum ErrorKind {
     /// The lock is held, but may end within the time given to [`check`](crate::LockGuard::check).
     EndsTooSoon,
     /// The [`CancelToken`](crate::CancelToken) of the call was cancelled. The call has taken
-    /// nothing. If a thread waited on a [`Condition`](crate::Condition), it holds its lock again.
+    /// nothing. A thread that waited on a [`Condition`](crate::Condition) holds its lock again.
     Cancelled,
     /// The client was shut down, and holds nothing.
     ShutDown,
@@ -276,9 +276,9 @@ impl Error {
     ///
     /// - A call that *takes* a lock or permits (also `drain_permits`) has taken nothing, and the
     ///   client releases in the background anything that the server granted: you may call it again.
-    /// - A call that *gives* (`unlock`, a permit's `release`, `release_many`, `release_forgotten`,
-    ///   `count_down`) is repeated in the background: do not call it again. The release after a
-    ///   failed `leave_to_expire` is repeated, too.
+    /// - A call that *gives back* (`unlock`, a permit's `release`, `release_many`,
+    ///   `release_forgotten`, `count_down`) is repeated in the background: do not call it again.
+    ///   The client also repeats the release after a failed `leave_to_expire`.
     /// - A call that *sets* (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
     ///   `try_set_count`, `update_lease_time`, `delete`, and also `release_forgotten_if_exists`) is not
     ///   repeated: look at the state before you call it again.

@@ -24,7 +24,7 @@ use crate::waiting::{
 
 /// A count in Redis: threads wait until other threads, in any process, have counted it down to
 /// zero. A `CountDownLatch` is like that of java.util.concurrent, and compatible with Redisson's
-/// `RCountDownLatch`. [`Client::count_down_latch`] returns one.
+/// `RCountDownLatch`. [`Client::count_down_latch`] returns a `CountDownLatch`.
 ///
 /// A clone is the same latch, and so is every handle of the same name. A latch without a count is
 /// open. After the count has become zero, a program may set a new count.
@@ -156,10 +156,10 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer. If the
-    /// outcome is unknown, the client repeats the count-down in the background, and the server
-    /// applies it only once: do not count down again. The message says whether the client repeats
-    /// the count-down. The other errors are those of [`count`](Self::count).
+    /// [Server trouble](ErrorKind#server-trouble) if the server refuses the request or does not
+    /// answer. If the outcome is unknown, the client repeats the count-down in the background, and
+    /// the server applies it once: do not count down again. The message says whether the client
+    /// repeats the count-down. The other errors are those of [`count`](Self::count).
     ///
     /// # Blocking
     ///

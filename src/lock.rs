@@ -74,12 +74,12 @@ pub(crate) use self::verbs::{one_lock, own_verbs};
 /// # Ok(()) }
 /// ```
 pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
-    /// Takes the lock. Blocks until the thread has it.
+    /// Takes the lock. Blocks until the thread has the lock.
     ///
     /// - If the lock is free, the call takes it with one round trip.
     /// - If the calling thread already holds the lock, the call adds one level, without a command.
     ///   (If this handle has a fixed [lease](Self::with_lease) that is longer than the remaining
-    ///   lease, one round trip extends it.) Each guard releases one level.
+    ///   lease, one round trip extends the lease.) Each guard releases one level.
     /// - If another thread of this process holds the lock, the thread waits in the process's own
     ///   queue, in the order of arrival.
     /// - If another process holds the lock, the thread sleeps until a message grants it the lock.

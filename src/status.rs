@@ -27,7 +27,8 @@ use crate::scripts::{
 
 pub use crate::snapshot::{Counts, Held, ServerState, Snapshot, Waiting};
 
-/// The holders and waiters of a name, as the server knows them. [`Client::status`] returns one.
+/// The holders and waiters of a name, as the server knows them. [`Client::status`] returns a
+/// `Status`.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
@@ -362,7 +363,7 @@ impl Status {
         Ok(all.into_values().collect())
     }
 
-    /// Releases the lock of this owner. Returns `false` if the owner does not have it.
+    /// Releases the lock of this owner. Returns `false` if the owner does not have the lock.
     pub(crate) fn end(core: &Arc<Core>, name: &str, owner: &Owner) -> Result<bool, Error> {
         let name = &core.name(&*core.key(name));
         let status = Self::of_named(core, name)?;

@@ -165,7 +165,7 @@ impl Callbacks {
         let started = own_thread("redlatch-calls", alive, move || callbacks.work());
         if started.is_err() {
             // The system refused to start a thread. The jobs stay queued, and the watchdog's thread
-            // tries to start one later.
+            // tries to start a thread later.
             self.state.lock().running = false;
         }
     }

@@ -335,7 +335,7 @@ impl Cleanup {
     }
 }
 
-/// Whether the server has applied the command. After an error reply, the server has not applied it.
+/// Whether the server has applied the command. The result is false after an error reply.
 fn is_answered(outcome: &Outcome) -> bool {
     outcome.is_ok()
 }

@@ -34,7 +34,8 @@ const MOST_DOUBLED: u32 = 4;
 /// A renewal waits for its reply for this part of the lease. When this part is over, a new attempt
 /// on a new connection is more likely to succeed.
 const PATIENCE: u32 = 6;
-/// If replicas must acknowledge renewals, the wait for the reply is longer by this part of it.
+/// If replicas must acknowledge renewals, the wait for the reply is longer by this part of the
+/// wait.
 const ACKNOWLEDGED: u32 = 4;
 /// A hold that was granted by message is raised to the lease of its terms after this time. A
 /// shorter hold needs no raise.
@@ -126,7 +127,7 @@ pub(crate) enum RenewalProgress {
     /// No renewal was sent yet, or the last renewal succeeded.
     #[default]
     Done,
-    /// A renewal is on its way. `failed` renewals have failed before it.
+    /// A renewal is on its way. Before this renewal, `failed` renewals have failed.
     Sent { failed: u32 },
     /// The last renewal failed after `failed` earlier failures, or must be followed by another
     /// renewal. `again` is the time of the next attempt.

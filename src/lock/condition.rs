@@ -27,7 +27,7 @@ mod entry;
 
 /// A condition of a lock. Threads wait on it until another thread, on any machine, makes a change
 /// and notifies them. A `Condition` corresponds to `Condition` of java.util.concurrent, across
-/// processes. [`ReentrantLock::condition`] returns one. [`FairLock`], [`FencedLock`] and
+/// processes. [`ReentrantLock::condition`] returns a `Condition`. [`FairLock`], [`FencedLock`] and
 /// [`WriteLock`] have the same method. (A read lock has no conditions, as in Java.)
 ///
 /// A wait releases the lock, sleeps until the thread is notified, and takes the lock again before

@@ -132,7 +132,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
 }
 
 /// One of the locks of a [`MultiLockGuard`](crate::MultiLockGuard), for scripts under that lock.
-/// [`part`](LockGuard::part) returns one.
+/// [`part`](LockGuard::part) returns a `PartGuard`.
 #[derive(Clone, Copy)]
 pub struct PartGuard<'a> {
     held: &'a HeldLock,

@@ -28,7 +28,7 @@ mod tests;
 
 /// A lock that threads get in the order of their requests, across processes and machines. The lock
 /// corresponds to a fair `ReentrantLock` of java.util.concurrent and to Redisson's `RFairLock`.
-/// [`Client::fair_lock`] returns one.
+/// [`Client::fair_lock`] returns a `FairLock`.
 ///
 /// A clone is the same lock, and so is every handle of the same name. A `FairLock` has the methods
 /// of [`Lock`](crate::Lock).

@@ -9,7 +9,7 @@ use crate::site::Site;
 
 /// A re-entrant lock for a data store that can refuse late writers. Each guard has a *fencing
 /// token*, a number that is higher than the tokens of all earlier guards. The lock corresponds to
-/// Redisson's `RFencedLock`. [`Client::fenced_lock`] returns one.
+/// Redisson's `RFencedLock`. [`Client::fenced_lock`] returns a `FencedLock`.
 ///
 /// A lease cannot stop a process: a holder that is paused for longer than its lease may write while
 /// another process has the lock. If the store keeps the highest token that it has seen and refuses

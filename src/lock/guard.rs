@@ -63,7 +63,7 @@ pub struct LockGuard<L: ?Sized = dyn Lock, O = OfThread> {
 }
 
 /// A held lock that belongs to no thread, for thread pools and async runtimes. The guard can be
-/// sent to another thread and dropped there. [`Lock::lock_owned`] returns one.
+/// sent to another thread and dropped there. [`Lock::lock_owned`] returns such a guard.
 ///
 /// A thread that has an owned guard does not count as the lock's holder. `hold_count` does not
 /// count the guard, and `Lock::unlock` does not release it. A call of `lock()` or `lock_owned()` on

@@ -17,7 +17,8 @@ mod pair;
 pub(super) use self::pair::Pair;
 
 /// A lock for many readers or one writer. A `ReadWriteLock` is like `ReentrantReadWriteLock` of
-/// java.util.concurrent and Redisson's `RReadWriteLock`. [`Client::read_write_lock`] returns one.
+/// java.util.concurrent and Redisson's `RReadWriteLock`. [`Client::read_write_lock`] returns a
+/// `ReadWriteLock`.
 ///
 /// [`reader`](Self::reader) and [`writer`](Self::writer) return handles of the two locks, and take
 /// nothing. `prices.reader().lock()` takes the read lock. A clone is the same lock, and so is every
@@ -107,7 +108,8 @@ pub struct ReadWriteLock {
     write: WriteLock,
 }
 
-/// The lock for readers, which many threads may hold at once. [`ReadWriteLock::reader`] returns it.
+/// The lock for readers, which many threads may hold at once. [`ReadWriteLock::reader`] returns
+/// this lock.
 ///
 /// A `ReadLock` has the methods of [`Lock`](crate::Lock). [`try_lock`](Self::try_lock) overtakes
 /// all waiters if the lock is free. If other threads read, it takes the lock only if no writer
@@ -125,7 +127,7 @@ pub struct ReadLock {
     handle: Handle,
 }
 
-/// The lock for one writer. [`ReadWriteLock::writer`] returns it.
+/// The lock for one writer. [`ReadWriteLock::writer`] returns this lock.
 ///
 /// A `WriteLock` has the methods of [`Lock`](crate::Lock). If the calling thread holds the read
 /// lock, the methods that take the write lock fail with

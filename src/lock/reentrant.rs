@@ -15,7 +15,7 @@ use crate::site::Site;
 
 /// A lock for one thread at a time, across processes and machines. The holder may take the lock
 /// again. The lock corresponds to `ReentrantLock` of java.util.concurrent and to Redisson's
-/// `RLock`. [`Client::reentrant_lock`] returns one.
+/// `RLock`. [`Client::reentrant_lock`] returns a `ReentrantLock`.
 ///
 /// A clone is the same lock, and so is every handle of the same name. A `ReentrantLock` has the
 /// methods of [`Lock`](crate::Lock).

@@ -1,7 +1,7 @@
 //! The result of a wait with a limit.
 
 /// The result of a wait that may end before its event happens. Waits for a latch, a condition or a
-/// barrier return one.
+/// barrier return a `Waited`.
 ///
 /// ```no_run
 /// # use std::time::Duration;

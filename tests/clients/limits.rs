@@ -418,8 +418,8 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
 }
 
 /// A call that its limit ends leaves a request that gives up its entry. The client repeats this
-/// request with back-off, although the server has answered it. If each new connection sent all such
-/// requests at once, a bad network would multiply them.
+/// request with back-off, although the server has answered it. If each new connection sent all
+/// repeated requests at once, a bad network would multiply them.
 #[test]
 fn a_new_connection_does_not_repeat_the_answered_give_ups_of_cut_calls() {
     const CALLS: u64 = 50;

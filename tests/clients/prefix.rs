@@ -1,4 +1,4 @@
-//! The prefix of a client's names. The server sees it, but users never do.
+//! The prefix of a client's names. The server sees the prefix, but users never see it.
 
 use std::sync::{Arc, Mutex};
 

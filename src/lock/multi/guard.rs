@@ -5,8 +5,8 @@ use crate::lock::{HeldLock, LockGuard, OwnedLockGuard, PartGuard};
 use crate::owner::Owner;
 use crate::scripts::FencingToken;
 
-/// Several held locks, or the majority of a quorum. Dropping the guard releases all of them.
-/// [`MultiLock::lock`] returns one.
+/// Several held locks, or the majority of a quorum. Dropping the guard releases all its locks.
+/// [`MultiLock::lock`] returns such a guard.
 ///
 /// - [`remaining`](LockGuard::remaining) returns the shortest remaining time of all parts. For a
 ///   quorum it returns how long a majority is held, less a hundredth of the lease and 2 ms for
@@ -36,7 +36,7 @@ use crate::scripts::FencingToken;
 pub type MultiLockGuard = LockGuard<MultiLock>;
 
 /// Several held locks that belong to no thread: an [`OwnedLockGuard`](crate::OwnedLockGuard), which
-/// can be sent to another thread. [`MultiLock::lock_owned`] returns one.
+/// can be sent to another thread. [`MultiLock::lock_owned`] returns such a guard.
 ///
 /// ```no_run
 /// # use redlatch::{Error, MultiLock};

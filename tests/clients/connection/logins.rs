@@ -139,7 +139,8 @@ fn replies_are_in_order_while_connections_are_given_new_credentials() {
     threads.into_iter().for_each(Running::join);
 }
 
-/// A user's function may fail, panic or never return. No hold and no thread depends on it.
+/// A user's function may fail, panic or never return. No hold and no thread depends on such a
+/// function.
 #[test]
 fn code_that_fails_panics_or_hangs_is_an_outage_and_no_more() {
     let server = server();

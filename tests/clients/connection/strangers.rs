@@ -126,7 +126,7 @@ pub(super) fn greeting(version: &str) -> String {
     format!("${}\r\n{info}\r\n{refusals}", info.len())
 }
 
-/// A Valkey that was built without scripts replies like this.
+/// The reply is that of a Valkey that was built without scripts.
 #[test]
 fn a_server_that_knows_the_commands_and_runs_no_script_is_found_out() {
     bound();

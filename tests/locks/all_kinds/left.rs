@@ -1,4 +1,5 @@
-//! Locks that are left to expire. The end of the client does not free them.
+//! Locks that are left to expire. The end of the client does not free locks that were left to
+//! expire.
 
 use super::*;
 
@@ -245,7 +246,8 @@ fn a_read_hold_left_to_expire_lasts_for_its_own_lease() {
     assert!(took >= LEASE * 9 / 10, "{took:?}");
 }
 
-/// The writer continues to read. Other threads of its process must not read beside it.
+/// The writer continues to read. Other threads of the writer's process must not read at the same
+/// time.
 #[test]
 fn no_thread_reads_beside_a_writer_that_left_its_lock_and_reads_on() {
     let server = server();

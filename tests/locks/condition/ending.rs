@@ -59,7 +59,7 @@ fn a_cancel_ends_a_wait_with_the_lock_in_hand(kind: Kind) {
 }
 
 /// The last request of a wait finds out whether the thread was notified. If the lock survives a
-/// fault, this request must survive it, too.
+/// fault, the last request must survive the fault, too.
 fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
     let server = server();
     let proxy = Arc::new(Proxy::before(&server));

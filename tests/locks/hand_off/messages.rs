@@ -195,7 +195,8 @@ fn a_grant_without_a_waiter_is_given_back_at_once() {
     }
 }
 
-/// The same, but the server first refuses to take the grant back. The client then tries again.
+/// The same, but the server first refuses to take the grant back. After this refusal the client
+/// tries again.
 #[test]
 fn a_grant_without_a_waiter_is_given_back_though_the_server_refused_first() {
     let server = server();

@@ -190,7 +190,7 @@ fn count_script(proxy: &Proxy, codes: Codes, name: &str) -> Arc<AtomicU64> {
 
 /// Makes a client behind the proxy wait, and grants it the lock by a message. Runs `work` with that
 /// hold and the time at which it came. If the client asked by itself and got the reply before the
-/// message, this tries again.
+/// message, the function tries again.
 fn handed<T: Send + 'static>(
     server: &Server,
     proxy: &Proxy,

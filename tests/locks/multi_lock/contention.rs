@@ -12,7 +12,8 @@ fn lock_of(client: &Client, number: u64) -> Box<dyn Lock> {
     }
 }
 
-/// Takes two or three of the locks repeatedly, in any order. Checks that no other thread has them.
+/// Takes two or three of the locks repeatedly, in any order. Checks that no other thread has the
+/// taken locks.
 pub(super) fn contend(url: &str, seed: u64, until: Instant) -> usize {
     let client = Client::builder(url).watchdog_timeout(LONG).connect().unwrap();
     let threads: Vec<_> = (0..3_u64)
@@ -125,7 +126,7 @@ fn two_that_list_the_parts_in_opposite_orders_both_go_on() {
 }
 
 /// Redisson's `RedissonMultiLock` takes the locks in the order of the list, and waits some time for
-/// each. If a `RedissonMultiLock` does not get a lock, it releases all of them and begins again.
+/// each. If a `RedissonMultiLock` does not get a lock, it releases all its locks and begins again.
 #[test]
 fn a_multi_lock_and_one_of_redissons_in_opposite_orders_do_not_deadlock() {
     let server = server();

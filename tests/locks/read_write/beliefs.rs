@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A guard still has a hold that was deleted. A thread that is granted a new hold must not join it.
+/// A guard still has a hold that was deleted. A thread that is granted a new hold must not join the
+/// deleted hold.
 #[test]
 fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     let server = server();

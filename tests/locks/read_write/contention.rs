@@ -3,7 +3,7 @@
 use super::*;
 
 /// The test in which this executable's workers run. The workers' threads read and write, and record
-/// this.
+/// each hold.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

@@ -5,7 +5,7 @@ use redlatch::{NotTaken, Taken};
 use super::*;
 
 /// The test in which this executable's workers run. A worker waits for reading, reads, and reports
-/// this.
+/// that it reads.
 #[test]
 fn reader() {
     let Some(job) = Job::from_env() else { return };

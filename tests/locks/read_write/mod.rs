@@ -499,7 +499,7 @@ fn a_reader_with_a_lease_of_its_own_reads_for_at_least_that_long() {
 }
 
 /// The lease limits a thread that hangs, also on the server. A second thread with a longer lease
-/// must not change this.
+/// must not lengthen the lease of the thread that hangs.
 #[test]
 fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
     let server = server();

@@ -27,7 +27,7 @@ use settings::{DIFFERENCES, LARGE, MUTANTS, SMALL};
 /// With this seed, random requests find each planted difference early.
 const QUICK: u64 = 4;
 /// The maximum number of states to explore, in a large setting and in a setting with a bug. A state
-/// counts once for each step that leads to it.
+/// counts as often as there are steps that lead to it.
 const MANY: usize = 40_000_000;
 const FEW: usize = 3_000_000;
 

@@ -397,8 +397,8 @@ impl Process {
     }
 
     /// The connection broke during a request, so the request may run twice, late, or never. The
-    /// connection sends a copy. If the connection also breaks during the copy, the waiter asks
-    /// again.
+    /// connection sends a copy. If the connection breaks again while it sends the copy, the waiter
+    /// asks again.
     pub(crate) fn in_doubt(&mut self, now: u64, sent: Sent) {
         match (&mut self.state, sent.request) {
             (_, Request::Release { .. } | Request::GiveUp { .. }) => {

@@ -117,7 +117,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     client("nobody asks but after a message", Flaw::NeverPolls, LOCK),
 ];
 
-/// The bugs that a single request shows. The comparison with the server must find them.
+/// The bugs that a single request shows. The comparison with the server must find these bugs.
 pub(crate) const DIFFERENCES: &[(Kind, Bug)] = &[
     (Kind::Lock, Bug::ReleaseOfAnother),
     (Kind::Lock, Bug::NobodyIsSilent),

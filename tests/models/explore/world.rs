@@ -134,7 +134,7 @@ pub(crate) struct World {
     pub(crate) now: u64,
     pub(crate) server: Server,
     pub(crate) processes: Vec<Process>,
-    /// Copies of requests whose senders no longer wait for them.
+    /// Copies of requests whose senders no longer wait for a reply.
     pub(crate) late: Vec<Sent>,
     pub(crate) faults: u8,
     pub(crate) java: Java,

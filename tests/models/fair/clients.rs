@@ -7,7 +7,7 @@ use crate::simulated::wire::named;
 /// The time after which a silent redlatch waiter counts as dead.
 pub(crate) const FAIR_WAIT: i64 = 10_000;
 /// The time between two keep-alives of a redlatch process for its waiters. A provisional lease is
-/// longer than this.
+/// longer than this time.
 pub(crate) const PERIOD: i64 = 1_000;
 /// By how much a keep-alive may be late.
 pub(crate) const JITTER: i64 = 200;
@@ -163,7 +163,7 @@ impl Waiter {
     }
 }
 
-/// A hold of one owner in Redis. Threads of the process may pass it to each other.
+/// A hold of one owner in Redis. Threads of the process may pass the hold to each other.
 #[derive(Debug)]
 pub(crate) struct Hold {
     pub(crate) owner: String,

@@ -285,8 +285,8 @@ fn check_comers(
         if !step.is_by(owner, world) && !comes_along {
             return Err(format!("{owner} is in the queue without having asked"));
         }
-        // If a redlatch waiter got no reply that it is queued, it cannot report this when it asks
-        // again.
+        // A redlatch waiter that got no reply about its entry cannot say when it asks again that it
+        // has an entry.
         let is_brought_back = comes_along && step.args[5] == "1";
         let comes_new = waiter.rank.is_none() || waiter.registered.is_none() && !is_brought_back;
         // A grant whose reply was lost may expire before the request is repeated.

@@ -123,7 +123,7 @@ impl<'a> Simulation<'a> {
         }) {
             return Err(format!("{} waits for ever: {:?}", waiter.owner, self.state));
         }
-        // Only dead waiters can be in the queue now. The next waiter removes them.
+        // Only dead waiters can be in the queue now, and the next waiter removes them.
         self.pass_time(self.now + 24 * HOUR)?;
         let last = self.add_last();
         let taken = if self.random.percent(50) {

@@ -120,7 +120,7 @@ fn a_refusal_that_is_younger_than_the_grant_voids_it() {
     tried.refused(800 * MS, 0, Whose::Ours, true);
     let outputs = tried.granted(900 * MS, 600 * MS).unwrap_err();
     assert!(sends(&outputs, &Request::Acquire { number: 1, lease: LEASE, again: None }));
-    // In the other order, the grant comes while the request is in flight.
+    // In the second case, the grant comes while the request is in flight.
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.asks(700 * MS, Input::Subscribed), 1);
     assert!(tried.granted(700 * MS, 600 * MS).unwrap_err().is_empty());

@@ -44,7 +44,7 @@ const RAISE_AGAIN: Time = 400 * MS;
 /// then subscribes again.
 const SUSPECT: Time = 300 * MS;
 /// The times after a request in doubt at which the process undoes the request again. A copy of the
-/// request may reach the server as late as this.
+/// request may reach the server as late as the last of these times.
 const LATE: [Time; 6] = [
     SECOND / 2,
     2 * SECOND,
@@ -54,8 +54,8 @@ const LATE: [Time; 6] = [
     9 * SECOND + SECOND / 2,
 ];
 
-/// A rule that a test may switch off, to show its purpose. (The other rules only save time, and no
-/// history is long enough to show that.)
+/// A rule that a test may switch off, to show its purpose. (Rules that only save time have no
+/// switch, because no history is long enough to show their purpose.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// The deadline of a grant by message counts from the last exchange with the server, and not

@@ -1,4 +1,5 @@
-//! The shortcuts before the prelude only save time. A script has the same effect without them.
+//! The shortcuts before the prelude only save time. A script has the same effect without these
+//! shortcuts.
 
 use redis::{Connection, Value};
 use redlatch_testkit::Server;

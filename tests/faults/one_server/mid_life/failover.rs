@@ -68,8 +68,8 @@ fn cases() -> Vec<(&'static str, &'static [&'static str], Case)> {
     all
 }
 
-/// (This does not check that only one client has the lock. The old master may have extended a
-/// lease, and the new master does not know this.)
+/// (The function does not check that only one client has the lock. The old master may have extended
+/// a lease, and the new master does not know this.)
 fn lock<'a>(kind: &Kind, it: &mut Play<'a>, moments: &Moments<'a>) {
     let guard = held(&*(kind.make)(&it.poor, &it.name));
     moments.is_cut_off();
