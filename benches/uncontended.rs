@@ -1,5 +1,5 @@
-//! The cost of the calls for a lock that no other thread wants, measured by criterion. Run it with
-//! `cargo bench --bench uncontended`.
+//! The cost of the calls for a lock that no other thread wants, measured by criterion. Run this
+//! bench with `cargo bench --bench uncontended`.
 //!
 //! With `one core`, client and server share a core. With `two cores`, each has its own core: see
 //! `table/cores.rs`. `cargo bench --bench table` measures contended locks.

@@ -4,7 +4,6 @@
 //! The waiters come one by one, each after the queue has the previous waiter. Neighbours in the
 //! queue belong to different processes. Each waiter takes the lock, holds it until the previous
 //! holder stands at the end of the queue again, and then releases it.
-//! stands at the end of the queue again, and releases it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

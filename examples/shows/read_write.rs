@@ -120,7 +120,8 @@ fn act(stage: &Stage, locked: bool) -> Result<(u64, i64), Trouble> {
         let writing = lock.writer().lock()?;
         longest = longest.max(asked.elapsed());
         change(&mut redis, &name, price)?;
-        // The writer keeps a read lock. Others may now read, and nobody has written in between.
+        // The writer keeps a read lock. Other threads may now read, and nobody has written in
+        // between.
         let reading = lock.reader().lock()?;
         writing.unlock()?;
         kept &= redis.get::<_, i64>(format!("{name}:first"))? == price;

@@ -130,7 +130,8 @@ pub(crate) struct Outcome {
     pub(crate) faults: BTreeMap<String, u64>,
     pub(crate) lost_fenced: u64,
     pub(crate) lost_unfenced: u64,
-    /// The number of late writes to the store. Each was made beside a script of its guard.
+    /// The number of late writes to the store. Each late write was made beside a script of its
+    /// guard.
     pub(crate) late_plain: u64,
     /// Counts of these writes that were lost.
     pub(crate) lost_plain: u64,

@@ -268,7 +268,7 @@ impl Hold {
     }
 
     /// Returns how the hold finds out that others wait, or `None` if no thread wants to know
-    /// whether others wait. `None` costs nothing.
+    /// whether others wait. A hold for which this is `None` costs nothing more.
     pub(crate) fn attention(&self) -> Option<&Attention> {
         self.attention.get().map(|attention| &**attention)
     }

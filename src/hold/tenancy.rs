@@ -69,7 +69,7 @@ pub(crate) struct Tenancy {
     end: Mutex<End>,
     /// Whether the thread has left or lost the hold.
     ended: AtomicBool,
-    /// The index among the tenants that share the hold. The gate's mutex guards it.
+    /// The index among the tenants that share the hold. The gate's mutex guards the index.
     index: AtomicU32,
     /// Whether the observer was told about the tenancy ([`HAD`]), and whether the tenancy was lost
     /// ([`LOST`]).
@@ -94,8 +94,8 @@ struct Callbacks {
     losses: Vec<LossCallback>,
     /// The client's own handler of a loss. See [`Tenancy::at_loss`].
     own: Option<LossCallback>,
-    /// The `on_wanted` callbacks. Each has a flag: whether it was called since others began to
-    /// wait.
+    /// The `on_wanted` callbacks. Each callback has a flag: whether it was called since others
+    /// began to wait.
     wanted: Vec<(WantedCallback, bool)>,
 }
 
@@ -108,7 +108,7 @@ impl End {
         }
     }
 
-    /// Returns the `on_wanted` callbacks. Most tenancies have none.
+    /// Returns the `on_wanted` callbacks. Most tenancies have no such callbacks.
     fn wanted(&mut self) -> &mut [(WantedCallback, bool)] {
         match self {
             Self::NotYet(Some(callbacks)) => &mut callbacks.wanted,

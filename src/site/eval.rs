@@ -116,7 +116,7 @@ impl Site {
     fn script_begins(&self, tenancy: &Arc<Tenancy>) -> Option<Arc<Hold>> {
         self.gate.with_seat(|seat| {
             // A pass also needs the gate's mutex. If a pass came before this check, the tenancy has
-            // already ended. If the pass comes later, it sees that the script has begun.
+            // already ended. A pass after this check sees that the script has begun.
             let is_its = seat?.has(tenancy) && tenancy.is_held();
             is_its.then(|| {
                 let hold = tenancy.hold().into_owned();

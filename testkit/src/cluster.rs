@@ -12,7 +12,8 @@ const BOUND: Duration = Duration::from_secs(60);
 const NODE_TIMEOUT: Duration = Duration::from_secs(1);
 const SLOTS: u16 = 16_384;
 
-/// Three masters that share the slots evenly, on free ports of 127.0.0.1. Each may have a replica.
+/// Three masters that share the slots evenly, on free ports of 127.0.0.1. Each master may have a
+/// replica.
 #[derive(Debug)]
 pub struct Cluster {
     servers: Vec<Server>,

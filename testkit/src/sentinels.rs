@@ -153,7 +153,7 @@ impl Sentinels {
     ///
     /// # Panics
     ///
-    /// This takes too long.
+    /// The wait takes too long.
     pub fn wait_switched(&self, old: &Server) -> Instant {
         self.wait_until("the Sentinels have chosen another master", || {
             self.agreed().is_some_and(|port| port != old.known_port())
@@ -200,7 +200,7 @@ impl Sentinels {
     ///
     /// # Panics
     ///
-    /// This takes too long.
+    /// The wait takes too long.
     pub fn wait_ready(&self) {
         // The servers may have any roles here, because the Sentinels may still choose another
         // master.

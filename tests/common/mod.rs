@@ -148,8 +148,8 @@ pub(crate) fn impatient(url: &str) -> ClientBuilder {
         .failover_timeout(Duration::ZERO)
 }
 
-/// A number of threads. If their waits of [`IMPATIENT`] came one after the other, they would take
-/// more than four times [`SOON`].
+/// A number of threads. If the threads waited for [`IMPATIENT`] one after the other, their waits
+/// would take more than four times [`SOON`].
 pub(crate) const CROWD: usize = 60;
 
 /// Returns a client behind a network, with one open connection. The server has the scripts that

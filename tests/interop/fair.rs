@@ -21,7 +21,8 @@ enum Whose {
     Theirs,
 }
 
-/// A waiter in a queue. When it gets the lock, it keeps the lock until the test makes it release.
+/// A waiter in a queue. A waiter that gets the lock keeps it until the test makes the waiter
+/// release it.
 enum Waiter {
     Ours {
         is_in: mpsc::Receiver<bool>,

@@ -173,7 +173,7 @@ fn random_states_are_taken_all_or_none() {
     assert!(seen.iter().all(|times| *times > 10), "{seen:?}");
 }
 
-/// The planted bugs. Each has a name, a part of the script, and the replacement of this part.
+/// The planted bugs. Each bug has a name, a part of the script, and the replacement of this part.
 const MUTANTS: [(&str, &str, &str); 6] = [
     ("takes past the queue", "keys[1], keys[2], keys[3]) ~= 0", "keys[1], keys[3]) ~= 0"),
     ("takes within a window", "keys[1], keys[2], keys[3]) ~= 0", "keys[1], keys[2]) ~= 0"),

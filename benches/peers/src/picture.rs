@@ -7,7 +7,7 @@ pub(crate) const WIDTH: f64 = 860.0;
 const TOP: f64 = 52.0;
 const BOTTOM: f64 = 52.0;
 
-/// The colours of redlatch and of the other peers. Each is readable on a light and on a dark
+/// The colours of redlatch and of the other peers. Each colour is readable on a light and on a dark
 /// background.
 const COLOURS: [&str; 10] = [
     "#1f7ae0", "#d9480f", "#8250df", "#bf8700", "#1a9c86", "#c2529c", "#6e7781", "#5a9e2f",

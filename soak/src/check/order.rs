@@ -162,8 +162,8 @@ fn search(operations: &[Operation], capacity: u64) -> Answer {
         mixed ^= mixed >> 31;
         mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9)
     };
-    // A hold ends once. When its release is put into the order, its expiry is put into the order,
-    // too.
+    // A hold ends once. When a hold's release is put into the order, the hold's expiry is put into
+    // the order, too.
     let mut ends: HashMap<usize, Vec<usize>> = HashMap::new();
     for (at, it) in operations.iter().enumerate().filter(|(_, it)| it.what != What::Acquire) {
         ends.entry(it.hold).or_default().push(at);

@@ -6,7 +6,7 @@ use redis::Value;
 
 use super::*;
 
-/// The port that all servers announce. Each announces another host.
+/// The port that all servers announce. Each server announces another host.
 const ANNOUNCED: u16 = 7_000;
 
 /// Returns a cluster whose servers announce `127.0.0.2:7000`, `127.0.0.3:7000` and

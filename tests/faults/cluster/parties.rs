@@ -29,8 +29,8 @@ fn start(cluster: &Cluster, role: &str, name: &str) -> Worker {
     Worker::spawn_test("cluster::parties::worker", "worker", &[&cluster.url(), role, name])
 }
 
-/// Runs the test for a name on each server and for both kinds of channels. All run at the same
-/// time, because the tests mostly wait.
+/// Runs the test for a name on each server and for both kinds of channels. All these runs go on at
+/// the same time, because the tests mostly wait.
 fn everywhere(test: impl Fn(&Cluster, [Client; 2], &str) + Sync) {
     let cluster = &cluster();
     thread::scope(|scope| {

@@ -62,7 +62,7 @@ fn nothing_stays_at_a_server_that_has_lost_its_slots() {
     assert!(follower.wait_exit(SOON).success());
 }
 
-/// The number of processes. Each has a thread for each kind of lock in the slot.
+/// The number of processes. Each process has a thread for each kind of lock in the slot.
 const PROCESSES: usize = 3;
 const KINDS: [&str; 4] = ["plain", "fair", "fenced", "written"];
 

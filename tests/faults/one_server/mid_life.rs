@@ -340,8 +340,8 @@ fn takes_each_away(when: When) {
     many_at_once(&all, |(kind, rules)| takes_away(&server, &rich, kind, rules, when));
 }
 
-/// Lets tests with hundreds of threads run one at a time. If all ran at the same time, a server
-/// could not answer within its clients' limits.
+/// Lets tests with hundreds of threads run one at a time. If all such tests ran at the same time, a
+/// server could not answer within its clients' limits.
 fn takes_turns() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)

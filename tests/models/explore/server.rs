@@ -136,8 +136,8 @@ pub(crate) struct Server {
     pub(crate) queue_ends: i64,
     /// How long the queue exists after the last request.
     pub(crate) kept: i64,
-    /// The owners that have asked again. For each, the beginning of its wait, and the time until
-    /// which the server counts it as not silent.
+    /// The owners that have asked again. For each such owner, the beginning of its wait, and the
+    /// time until which the server counts it as not silent.
     pub(crate) asked: Vec<(Owner, i64, i64)>,
     pub(crate) window: Option<i64>,
     pub(crate) token: u64,

@@ -122,8 +122,8 @@ fn the_dead_are_passed_in_one_call() {
     assert_eq!(direct.keys_left(), 0);
 }
 
-/// Redisson's release wakes only the first two waiters. If both are dead, the process behind them
-/// notifies the first live waiter that it is now the first.
+/// Redisson's release wakes only the first two waiters. If these two waiters are dead, the process
+/// behind them notifies the first live waiter that it is now the first.
 #[test]
 fn a_waiter_behind_two_dead_ones_tells_the_first_live_one_to_listen_for_redisson() {
     let server = server();

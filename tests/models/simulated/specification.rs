@@ -30,7 +30,7 @@ pub(crate) struct Specification {
     pub(crate) full: u64,
     /// The mutants: see `mutant.rs`.
     pub(crate) mutants: &'static str,
-    /// Scenes for cases that no history reaches. Each is played separately.
+    /// Scenes for cases that no history reaches. Each scene is played separately.
     pub(crate) scenes: &'static [(&'static str, Scene)],
     /// Checks the clients' shares without faults.
     pub(crate) share: fn(store: &mut Store, broken: Option<Rule>) -> Result<(), Broken>,

@@ -13,7 +13,7 @@ struct Other {
     /// The synchronizer's rows in the table of `docs/operations.md`, in addition to the rows of
     /// every client.
     rows: &'static [&'static str],
-    /// The plays. Each takes a right away at a different moment.
+    /// The plays. Each play takes a right away at a different moment.
     plays: &'static [fn(&Play<'_>)],
 }
 
