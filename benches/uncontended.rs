@@ -1,8 +1,8 @@
 //! The cost of the calls for a lock that no other thread wants, measured by criterion. Run this
 //! bench with `cargo bench --bench uncontended`.
 //!
-//! With `one core`, client and server share a core. With `two cores`, each has its own core: see
-//! `table/cores.rs`. `cargo bench --bench table` measures contended locks.
+//! With `one core`, client and server share a core. With `two cores`, client and server have a core
+//! each: see `table/cores.rs`. `cargo bench --bench table` measures contended locks.
 
 // An error ends the bench.
 #![allow(clippy::unwrap_used)]

@@ -345,8 +345,8 @@ impl ClientBuilder {
     }
 
     /// Sets the user and password for the server, without percent-encoding. This user and password
-    /// replace those of the URL. An empty user is the server's default user. With Sentinels, these
-    /// are for the servers that the Sentinels watch.
+    /// replace those of the URL. An empty user is the server's default user. With Sentinels, the
+    /// user and password are for the servers that the Sentinels watch.
     pub fn credentials(mut self, user: &str, password: &str) -> Self {
         self.config.connection.credentials = Some(Credentials::new(user, password));
         self

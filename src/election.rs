@@ -649,8 +649,8 @@ impl Leadership {
     /// unless this process was paused. For any other reason, another process may already lead. If
     /// the leadership has already ended, the client calls `callback` soon.
     ///
-    /// Callbacks run on a thread of the client, one after the other, so each should be short. Drop
-    /// a deposed leadership, because it may still keep the lock.
+    /// Callbacks run on a thread of the client, one after the other, so a callback should be short.
+    /// Drop a deposed leadership, because it may still keep the lock.
     pub fn on_deposed(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
         if is_forked() {
             return;

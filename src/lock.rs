@@ -134,9 +134,9 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         LockGuard::try_take(self, Wait::NONE)
     }
 
-    /// Takes the lock, or returns [`NotTaken`] after `wait`. If `wait` is zero, this is
-    /// [`try_lock`](Self::try_lock). If `wait` is too long for the clock, this is
-    /// [`lock`](Self::lock).
+    /// Takes the lock, or returns [`NotTaken`] after `wait`. If `wait` is zero, the call does the
+    /// same as [`try_lock`](Self::try_lock). If `wait` is too long for the clock, the call does the
+    /// same as [`lock`](Self::lock).
     ///
     /// # Errors
     ///

@@ -19,7 +19,7 @@ pub(crate) const ROLE: &str = "holds";
 /// How often the bench checks all guards.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Takes all locks, and watches them for one lease, in which each is renewed three times.
+/// Takes all locks, and watches them for one lease, in which each lock is renewed three times.
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     let (holds, lease) = (lab.options.holds, lab.options.lease);
     lab.put_server(Cores::Any);

@@ -92,8 +92,8 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
     Ok(true)
 }
 
-/// Returns both latches. The runners count down the first, and the coordinator counts down the
-/// second.
+/// Returns both latches. The runners count down the first latch, and the coordinator counts down
+/// the second latch.
 fn latches(client: &Client, name: &str) -> [CountDownLatch; 2] {
     ["ready", "go"].map(|latch| client.count_down_latch(&format!("{name}:{latch}")))
 }

@@ -1,4 +1,4 @@
-//! Known bugs that are put into the library on purpose. The soak must find each of them.
+//! Known bugs that are put into the library on purpose. The soak must find each bug.
 //!
 //! The bugs exist only in a library that was built with `--cfg soak_mutants`. For a bug of a
 //! script, this list has a text of the script and its replacement. A bug of the client is in the

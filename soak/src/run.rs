@@ -271,7 +271,7 @@ fn one_round(
     Ok((round, next))
 }
 
-/// Whether a lock may outlast its round because its holder asked for this.
+/// Whether a lock may outlast its round because its holder took it for longer.
 fn is_kept(key: &str) -> bool {
     ["least-", "once-", "left-", "{several}-"].iter().any(|it| key.contains(it))
 }

@@ -268,7 +268,7 @@ impl Hold {
     }
 
     /// Returns how the hold finds out that others wait, or `None` if no thread wants to know
-    /// whether others wait. A hold for which this is `None` costs nothing more.
+    /// whether others wait. A hold that answers `None` has no further cost.
     pub(crate) fn attention(&self) -> Option<&Attention> {
         self.attention.get().map(|attention| &**attention)
     }

@@ -223,7 +223,7 @@ impl<T: Leaseholder> Task for T {
         }
         if looks {
             // The hold listens before it asks, so that it does not miss a waiter that comes between
-            // the two.
+            // these steps.
             self.listen(&hold);
         }
         self.arm();

@@ -67,8 +67,8 @@ macro_rules! evals {
         ///
         /// # Blocking
         ///
-        /// One round trip, or two if the server does not have the script yet; at most
-        /// [`response_timeout`](crate::ClientBuilder::response_timeout) for each.
+        /// One round trip, or two if the server does not have the script yet. Each takes at most
+        /// [`response_timeout`](crate::ClientBuilder::response_timeout).
         pub fn eval(&self, script: &Script, keys: &[&str], args: &[&[u8]]) -> Result<Value, Error> {
             self.eval_within(Wait::FOREVER, script, keys, args)
         }

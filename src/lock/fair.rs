@@ -177,8 +177,8 @@ impl Synchronizer for FairLock {
         }))
     }
 
-    /// Makes the entry of a thread that leads the newcomers: it was the first, or the leader before
-    /// it has left.
+    /// Makes the entry of a thread that leads the newcomers, because it was the first newcomer or
+    /// because the previous leader has left.
     fn request_state(&self, claim: &Claim<'_, Terms>) -> FairEntry {
         FairEntry::new(&self.queue, claim.thread, claim.need, true)
     }

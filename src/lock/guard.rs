@@ -223,7 +223,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// key ([`client_tracking`](crate::ClientBuilder::client_tracking)). From then on, the client
     /// calls `callback` some milliseconds after the key is deleted, even if the lease is fixed.
     ///
-    /// Callbacks run on a thread of the client, one after the other, so each should be short.
+    /// Callbacks run on a thread of the client, one after the other, so a callback should be short.
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
         each!(&self.held, held => held.on_lost(Box::new(callback)));
     }
@@ -233,9 +233,9 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// A waiting thread of this process is noticed at once. If the handle is
     /// [`with_wanted`](Lock::with_wanted) or the guard has an `on_wanted` callback, other processes
-    /// are noticed as [`on_wanted`](Self::on_wanted) says. Without these, the guard notices only
-    /// processes that waited when the lock was granted. If a waiter of another process gives up,
-    /// the method returns `false` after at most a third of the lease.
+    /// are noticed as [`on_wanted`](Self::on_wanted) says. A guard without a callback, through
+    /// another handle, notices only processes that waited when the lock was granted. If a waiter of
+    /// another process gives up, the method returns `false` after at most a third of the lease.
     ///
     /// The server does not tell which process an entry in a fair lock's queue belongs to. For a
     /// [`FairLock`](crate::FairLock) whose handle is `with_wanted` or whose guard has a callback:
@@ -383,8 +383,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// If the thread has several levels, the call ends one level, and the other levels still hold
     /// the lock. Even if the thread then releases its last level, the lock stays taken until the
-    /// present lease ends. The hold of several readers of this process stays taken in the same way
-    /// after the last reader's release.
+    /// present lease ends. The same is true for readers of this process that share a hold: the lock
+    /// stays taken after the release by the last reader.
     ///
     /// # Errors
     ///

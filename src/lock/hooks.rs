@@ -263,7 +263,8 @@ impl Synchronizer for Hooks<'_, '_> {
         }
     }
 
-    /// Ends holds whose deadlines have passed. Usually the wheel does this, but it may be late.
+    /// Ends holds whose deadlines have passed. Usually the wheel ends such holds, but the wheel may
+    /// be late.
     fn end_expired_holds(&self) {
         for site in self.handle.sites() {
             if let Some(hold) = site.gate.expired() {

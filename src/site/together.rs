@@ -44,8 +44,8 @@ pub(crate) enum AllAsked {
 }
 
 /// Asks for several locks that [go together](go_together), all or none, each under the owner of its
-/// entry. The request adds no entry to a queue. The caller leads for each lock, and `claim` is its
-/// claim to each of them.
+/// entry. The request adds no entry to a queue. The caller leads for each lock, and `claim` is the
+/// caller's claim to each lock.
 pub(crate) fn ask_for_all(
     asked: &mut [(&Arc<Site>, &mut QueueEntry)],
     claim: &Claim<'_, LockNeed>,

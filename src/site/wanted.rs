@@ -10,7 +10,7 @@
 //! - *heard in time*: if a guard has a callback, or the owner hears, the hold finds out that others
 //!   wait. The hold finds this out from a message, or within a third of its lease from a renewal or
 //!   a look. The hold listens before it looks, so that it does not miss a waiter that comes between
-//!   the two.
+//!   these steps.
 //! - *nothing for nothing*: if its owner does not hear, and its guards have no callback, a hold
 //!   costs no command and no key.
 //! - *called once*: a callback is called once for each time that the hold becomes wanted, as far as

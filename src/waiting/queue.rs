@@ -31,7 +31,7 @@ pub(crate) struct Queue<N, G, I> {
 
 #[derive(Debug)]
 struct Waiters<N, G, I> {
-    /// The waiters, the first of them at the front.
+    /// The waiters, with the first waiter at the front.
     queue: VecDeque<Arc<LocalWaiter<N, G, I>>>,
     /// The number of waiters so far. With this number, a leader's error reaches only the waiters
     /// that queued before its request.

@@ -77,7 +77,7 @@ impl<'a> Wait<'a> {
 
     /// Returns a wait with the same limit that also ends when `token` is cancelled. The call then
     /// fails with kind [`Cancelled`](crate::ErrorKind::Cancelled). A second token replaces the
-    /// first.
+    /// first token.
     pub fn cancelled_by(self, token: &'a CancelToken) -> Self {
         Self { cancel: Some(token), ..self }
     }

@@ -220,7 +220,7 @@ fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() 
     drop(held);
 }
 
-/// There is one connection. The call that leaves was writing and reading for all later calls.
+/// There is one connection. A call that leaves has been writing and reading for all later calls.
 #[test]
 fn a_call_that_ends_while_it_reads_for_others_leaves_the_reading_to_one_of_them() {
     let server = server();

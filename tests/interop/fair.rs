@@ -152,7 +152,7 @@ impl Line {
     }
 
     /// Asserts that these waiters get the lock one after the other in this order. Each waiter keeps
-    /// the lock until the test waits for the next, so no other waiter gets it.
+    /// the lock until the test waits for the next waiter, so no other waiter gets the lock.
     fn come_in_order(&mut self, places: impl IntoIterator<Item = usize>) {
         for place in places {
             self.comes_in(place);

@@ -1,5 +1,5 @@
-//! Writes by scripts of a guard to the Redis that has the lock. Beside each, the worker makes a
-//! plain write to the store.
+//! Writes by scripts of a guard to the Redis that has the lock. Beside each such write, the worker
+//! makes a plain write to the store.
 //! Each write also adds one to a count that its thread read before.
 
 use std::time::Duration;

@@ -12,8 +12,8 @@ use crate::scripts::FencingToken;
 ///   quorum it returns how long a majority is held, less a hundredth of the lease and 2 ms for
 ///   clock drift.
 /// - When one part is lost, the guard reports the loss of the lock, and the client calls the
-///   guard's callbacks once. (For a quorum, this happens when less than a majority is left.) The
-///   client holds and renews the other parts until the guard is dropped.
+///   guard's callbacks once. (The guard of a quorum reports the loss when less than a majority is
+///   left.) The client holds and renews the other parts until the guard is dropped.
 /// - [`unlock`](LockGuard::unlock) releases this guard's level of each part, in one round trip if
 ///   the parts [allow this](MultiLock#what-it-costs). If the parts do not allow this, `unlock`
 ///   releases the parts one by one, the last part first, with one round trip for each. The parts of

@@ -127,7 +127,7 @@ impl GuardLevels {
 
     /// Raises all locks, then leaves them to expire. A lock that was left cannot be taken back, so
     /// every step that may fail comes before. (After a failure, the drop releases all locks.) For a
-    /// quorum, the raised locks (at least a majority) are left to expire, and the others are
+    /// quorum, the raised locks (at least a majority) are left to expire, and the other locks are
     /// released.
     pub(in crate::lock) fn leave_to_expire(mut self) -> Result<(), Error> {
         Error::if_forked(&self.name)?;

@@ -186,7 +186,7 @@ impl Guest {
 }
 
 /// Makes all guests release the lock, in the order in which their waits returned. Returns whether
-/// each was notified.
+/// each guest was notified.
 fn leave_all(guests: impl IntoIterator<Item = Guest>) -> Vec<bool> {
     let threads: Vec<_> = guests.into_iter().map(|guest| guest.thread).collect();
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()

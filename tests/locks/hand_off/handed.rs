@@ -229,8 +229,8 @@ fn a_raise_whose_reply_is_lost_is_tried_again_in_time() {
 }
 
 /// The server's clock was set back by a second between a refusal and the next grant, so that the
-/// grant seems to be older. In whichever order the client reads the two, it asks at once, and does
-/// not wait for its next poll.
+/// grant seems to be older. In whichever order the client reads the refusal and the grant, it asks
+/// at once, and does not wait for its next poll.
 #[test]
 fn a_grant_that_a_refusal_makes_void_is_asked_for_at_once() {
     let server = server();

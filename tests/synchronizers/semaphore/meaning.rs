@@ -131,7 +131,8 @@ fn permits_are_split_merged_forgotten_and_released_without_one() {
     assert_eq!(semaphore.available_permits().unwrap(), 6);
 }
 
-/// The documentation warns of this, because the server does not store the holders.
+/// The documentation warns of a permit that is given back twice, because the server does not store
+/// the holders.
 #[test]
 fn a_permit_that_is_given_back_by_hand_and_by_its_guard_is_there_twice() {
     let server = server();
