@@ -192,7 +192,7 @@ pub(crate) fn answered<T>(call: impl Fn() -> Result<T, Error>) -> T {
     }
 }
 
-/// Returns the error of such a call. Repeats the call until it fails with an answer.
+/// Returns the error of a call that must fail. Repeats the call until it fails with an answer.
 #[track_caller]
 pub(crate) fn refused<T>(call: impl Fn() -> Result<T, Error>) -> Error {
     let refused = || call().err().filter(|error| !is_unanswered(error));

@@ -28,7 +28,7 @@ pub(crate) struct Built {
 impl Program {
     pub(crate) const ALL: [Self; 5] = [Self::Rust, Self::Java, Self::Go, Self::Python, Self::Node];
 
-    /// Builds the program below `target`. Returns the reason if this is not possible.
+    /// Builds the program below `target`. Returns the reason if the program cannot be built.
     pub(crate) fn build(self, target: &Path) -> Result<Built, String> {
         let drivers = Path::new(env!("CARGO_MANIFEST_DIR")).join("drivers");
         let folder = target.join(format!("{self:?}").to_lowercase());

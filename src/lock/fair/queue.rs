@@ -10,10 +10,10 @@
 //! Threads that one request names get neighbouring entries, so they pass the lock on without the
 //! server. The server orders threads by their requests, and the threads of one request by their
 //! arrival. If the same threads lock again and again, their order in the queue stays the same. If
-//! neighbours then belong to different processes, this stays so for ever, and each grant is a
-//! hand-off between processes. If the process already has the lock or stands in the queue, the
-//! leader therefore waits for a moment before it asks. Threads that are just releasing the lock can
-//! join its request in this time.
+//! neighbours in the queue belong to different processes, they stay neighbours for ever, and each
+//! grant is a hand-off between processes. If the process already has the lock or stands in the
+//! queue, the leader therefore waits for a moment before it asks. Threads that are just releasing
+//! the lock can join its request in this time.
 
 use std::fmt;
 use std::sync::Arc;
