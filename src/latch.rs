@@ -375,7 +375,7 @@ impl Synchronizer for CountDownLatch {
 
     fn enter(&self, claim: &Claim<'_, ()>) -> Result<EnterOf<Self>, Error> {
         let queued = self.site.with_queue(|queue| {
-            if queue.lead() { None } else { Some(queue.push(claim.thread, ())) }
+            if queue.try_lead() { None } else { Some(queue.push(claim.thread, ())) }
         });
         Ok(queued.map_or(Enter::Leads(None), Enter::Queued))
     }
@@ -407,8 +407,8 @@ impl Synchronizer for CountDownLatch {
         // Whether the last count-down opened the latch. The end of the time to live sends no
         // message. If a message has come since the latch had a count, the last message decides.
         let was_opened = || {
-            let has_spoken = heard != request_state.heard || listening.public.has_spoken();
-            has_spoken && listening.public.message() == OPENED
+            let has_news = heard != request_state.heard || listening.public.has_news();
+            has_news && listening.public.message() == OPENED
         };
         match looked {
             Ok(LatchState::Open) if may_have_ended && !was_opened() => {

@@ -175,7 +175,7 @@ pub(crate) enum EntryReply<D> {
 
 /// What to do after a reply, in this order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Answered<D> {
+pub(crate) struct AfterReply<D> {
     /// The channels to listen to from here on.
     pub(crate) listens: Listens,
     /// Whether a message should have arrived before this reply. If the message does not arrive
@@ -298,10 +298,10 @@ impl<D> EntryMachine<D> {
         now: u64,
         reply: EntryReply<D>,
         in_doubt: bool,
-    ) -> Answered<D> {
+    ) -> AfterReply<D> {
         let (mut listens, mut suspects) = (Listens::AsBefore, false);
         let Some(asked) = self.exchanges.asked().filter(|_| self.is_asking) else {
-            return Answered { listens, suspects, then: self.sleeps() };
+            return AfterReply { listens, suspects, then: self.sleeps() };
         };
         self.is_asking = false;
         self.may_have(in_doubt, !matches!(reply, EntryReply::NotTaken));
@@ -315,7 +315,7 @@ impl<D> EntryMachine<D> {
                     self.late += 1;
                     let fails = self.late == MOST_LATE || !waits;
                     let then = if fails { Then::Fail } else { self.sleeps() };
-                    return Answered { listens, suspects, then };
+                    return AfterReply { listens, suspects, then };
                 }
                 // If a message had granted the owner the lock before, the server has kept the lease
                 // of that grant if it is longer.
@@ -326,7 +326,7 @@ impl<D> EntryMachine<D> {
                 // If the gate does not admit the grant, the owner asks the server at once, because
                 // `begin_request` has set `ask_at` to zero.
                 let granted = Granted { asked, lease, in_doubt: self.in_doubt, by };
-                return Answered { listens, suspects, then: Then::Granted(granted) };
+                return AfterReply { listens, suspects, then: Then::Granted(granted) };
             }
             EntryReply::Refused { now: server, left, place, by_redisson, is_new, poll } => {
                 self.exchanges.stands(now, server);
@@ -346,7 +346,7 @@ impl<D> EntryMachine<D> {
             }
             EntryReply::NotTaken => {}
         }
-        Answered { listens, suspects, then: self.sleeps() }
+        AfterReply { listens, suspects, then: self.sleeps() }
     }
 
     /// Ends a request without a usable answer. The owner still has to ask. `in_doubt`: the server

@@ -11,7 +11,7 @@ mod exchanges;
 mod exchanges_tests;
 
 pub(crate) use entry::{
-    Answered, By, Collector, EntryMachine, EntryReply, Granted, Inbox, Listens, POLL,
+    AfterReply, By, Collector, EntryMachine, EntryReply, Granted, Inbox, Listens, POLL,
     ReceivedGrant, Then, Undo,
 };
 pub(crate) use exchanges::Asked;

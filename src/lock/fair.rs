@@ -170,7 +170,7 @@ impl Synchronizer for FairLock {
             return Ok(Enter::Leads(Some(Box::new(Lead::new(entry)))));
         }
         Ok(self.queue.with_queue(|newcomers| {
-            if newcomers.lead() {
+            if newcomers.try_lead() {
                 return Enter::Leads(None);
             }
             Enter::Queued(newcomers.push(claim.thread, claim.need))

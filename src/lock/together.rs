@@ -126,7 +126,7 @@ impl<'a> Together<'a> {
         let mut leaderships = Vec::with_capacity(others.len());
         for part in others {
             let site = &part.handle().site;
-            if !site.gate.lead_beside() {
+            if !site.gate.try_lead_beside() {
                 return Ok(None);
             }
             let lead = Lead::new(Some(QueueEntry::new(site, claim.need.terms)));

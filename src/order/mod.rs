@@ -165,7 +165,7 @@ impl<I> Order<I> {
         // A thread that does not wait sends no request while threads of this process read.
         let may_lead = waits || readers.is_none_or(|seat| !seat.tenancy.is_held_at(now));
         // If no thread led or waited, this thread gets the leadership.
-        if self.alone.seat.is_none() && may_lead && self.queue.lead() {
+        if self.alone.seat.is_none() && may_lead && self.queue.try_lead() {
             return GateOutcome::Leads;
         }
         GateOutcome::Occupied
@@ -175,9 +175,9 @@ impl<I> Order<I> {
     /// process has this lock, leads or waits. A thread that asks for several locks must not wait at
     /// a gate. The thread may lead at other gates, and the threads for which it would wait may wait
     /// for it at those gates.
-    pub(crate) fn lead_beside(&mut self) -> bool {
+    pub(crate) fn try_lead_beside(&mut self) -> bool {
         let is_read = self.readers.as_ref().is_some_and(|readers| readers.seat.is_some());
-        self.alone.seat.is_none() && !is_read && self.queue.lead()
+        self.alone.seat.is_none() && !is_read && self.queue.try_lead()
     }
 
     /// A thread that already reads may read again, ahead of all waiters. Another thread joins the
@@ -197,7 +197,7 @@ impl<I> Order<I> {
             Some(seat) => seat.tenant(thread).map_or(GateOutcome::Occupied, |(writing, _)| {
                 GateOutcome::Under(Arc::clone(writing))
             }),
-            None if self.queue.lead() => GateOutcome::Leads,
+            None if self.queue.try_lead() => GateOutcome::Leads,
             None => GateOutcome::Occupied,
         }
     }
@@ -281,7 +281,7 @@ impl<I> Order<I> {
             && seat.tenancy.is_held_at(now)
             && gone.is_none_or(|gone| !Arc::ptr_eq(gone, &seat.tenancy.hold()))
         {
-            return Admission::Occupied(Arc::clone(&seat.tenancy.hold()));
+            return Admission::OtherHold(Arc::clone(&seat.tenancy.hold()));
         }
         if side.forced != tenancy.hold().asked.forced || !tenancy.is_held_at(now) {
             return Admission::NotHeld;

@@ -42,7 +42,8 @@ pub(crate) enum GateOutcome<I> {
 pub(crate) enum Admission {
     /// The hold got the seat. If a hold that is over still had the seat, this is that hold's seat.
     Admitted(Option<Seat>),
-    Occupied(Arc<Hold>),
+    /// Another hold, which this process still has, is in the seat.
+    OtherHold(Arc<Hold>),
     /// The process does not have the hold. The reason is that the hold's lease ended before the
     /// leader read the reply, or that the server answered a forced unlock of this process after the
     /// leader sent its request. In the second case only the server knows whether the unlock came

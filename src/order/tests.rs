@@ -183,7 +183,7 @@ fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
     let new = granted(&thread, 0);
     assert!(matches!(
         state.admit(Mode::Lock, &new, Terms::watched(LEASE), None, 0),
-        Admission::Occupied(_)
+        Admission::OtherHold(_)
     ));
     let admitted = state.admit(Mode::Lock, &new, Terms::watched(LEASE), Some(&old.hold()), 0);
     assert!(matches!(admitted, Admission::Admitted(Some(_))), "{admitted:?}");

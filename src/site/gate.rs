@@ -51,8 +51,8 @@ impl Gate {
         self.at(|state, now| state.enter(thread, need, waits, now))
     }
 
-    pub(crate) fn lead_beside(&self) -> bool {
-        self.state.lock().lead_beside()
+    pub(crate) fn try_lead_beside(&self) -> bool {
+        self.state.lock().try_lead_beside()
     }
 
     /// Adds a level if the thread is in the seat. Returns `None` if the seat is empty. Unlike

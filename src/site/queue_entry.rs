@@ -8,7 +8,7 @@ use redlatch_client::sync::{Mutex, Waker, clock, jitter};
 
 use super::site::Site;
 use crate::ask::{
-    Answered, Asked, By, Collector, EntryMachine, EntryReply, Granted, Inbox, Listens, POLL,
+    AfterReply, Asked, By, Collector, EntryMachine, EntryReply, Granted, Inbox, Listens, POLL,
     ReceivedGrant, Then, Undo,
 };
 use crate::error::Error;
@@ -111,7 +111,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         reply: EntryReply<D>,
         in_doubt: bool,
     ) -> Result<(Listens, Try<Granted<D>>), Error> {
-        let Answered { listens, suspects, then } = self.machine.answered(now, reply, in_doubt);
+        let AfterReply { listens, suspects, then } = self.machine.answered(now, reply, in_doubt);
         if suspects {
             site.core.pubsub.suspect(&site.name);
         }
@@ -196,7 +196,7 @@ impl QueueEntry {
             // From here on, messages to this owner reach `Mailbox::receive`.
             self.mailbox = Some(site.core.recipients.register(self.owner.number(), mailbox));
         }
-        listening.own.known(site.core.pubsub.own_version(&site.name));
+        listening.own.note_version(site.core.pubsub.own_version(&site.name));
         // If a request for reading under the thread's own write hold fails, other threads need not
         // fail, too.
         let arrivals = if beside.is_none() { site.arrivals() } else { 0 };

@@ -140,7 +140,7 @@ impl Site {
                 // two holds, one of which a forced unlock has ended. Only the server knows which
                 // hold has ended, because threads may read grants in another order than the server
                 // made them.
-                Admission::Occupied(other) => {
+                Admission::OtherHold(other) => {
                     if !self.has_granted(&tenancy.hold())? {
                         return Ok(false);
                     }

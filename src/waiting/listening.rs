@@ -17,9 +17,9 @@ use crate::scripts::{self, Rights};
 #[derive(Debug, Default)]
 pub(crate) struct Listening {
     /// The client's own channel, on which scripts send messages to the client's waiters.
-    pub(crate) own: Heard,
+    pub(crate) own: Channel,
     /// The public channel of the name.
-    pub(crate) public: Heard,
+    pub(crate) public: Channel,
     /// A second channel. Only redlatch's listeners of `public` listen to it, so that scripts can
     /// count them. No message is sent on the second channel. This field is dropped after `public`.
     pub(crate) companion: Option<Subscription>,
@@ -29,7 +29,7 @@ pub(crate) struct Listening {
 
 /// A channel, and its version at the last request.
 #[derive(Debug, Default)]
-pub(crate) struct Heard {
+pub(crate) struct Channel {
     subscription: Option<Subscription>,
     version: Option<u64>,
     /// The time by which the server must confirm the channel. `None` if the server has confirmed
@@ -46,7 +46,7 @@ impl Listening {
     /// Whether the leader must ask: since the last request messages came or may have been missed,
     /// or the time is past `ask_at`.
     pub(super) fn is_due(&self) -> bool {
-        self.own.has_spoken() || self.public.has_spoken() || self.ask_at <= clock::now()
+        self.own.has_news() || self.public.has_news() || self.ask_at <= clock::now()
     }
 
     /// Records that the leader is about to send a request. Only messages from now on count as news.
@@ -72,13 +72,13 @@ impl Listening {
         self.check(core, name)?;
         {
             let channels = [&self.own, &self.public];
-            let _waking = channels.map(|heard| heard.wake(claim.thread));
+            let _waking = channels.map(|channel| channel.wake(claim.thread));
             let rest = Duration::from_nanos(self.ask_at.saturating_sub(clock::now()));
-            let until = channels.into_iter().map(|heard| heard.latest);
+            let until = channels.into_iter().map(|channel| channel.latest);
             let until = until.chain([claim.wait.sleep_until(rest.min(at_most))]);
             let until = until.flatten().min();
             doze(core, name, claim.thread, &claim.wait, until, || {
-                news() || channels.iter().any(|heard| heard.has_spoken() || heard.is_refused())
+                news() || channels.iter().any(|channel| channel.has_news() || channel.is_refused())
             })?;
         }
         self.check(core, name)
@@ -91,7 +91,7 @@ impl Listening {
     }
 }
 
-impl Heard {
+impl Channel {
     /// Listens to the channel, if the leader does not yet listen to it. The leader asks after the
     /// server has confirmed the subscription, because it may have missed earlier messages.
     pub(crate) fn listen(&mut self, core: &Core, channel: &Arc<str>) {
@@ -99,7 +99,7 @@ impl Heard {
     }
 
     /// Does the same as [`listen`](Self::listen), but the wait fails if the server has not
-    /// confirmed the channel by `latest`. If a version is [known](Self::known), only messages after
+    /// confirmed the channel by `latest`. If a version is [known](Self::note_version), only messages after
     /// that version count as missed.
     pub(crate) fn subscribe(
         &mut self,
@@ -114,12 +114,12 @@ impl Heard {
 
     /// Stores the channel's version before a request, even if the leader does not listen yet.
     /// `None` means that no thread of the client listens.
-    pub(crate) fn known(&mut self, version: Option<u64>) {
+    pub(crate) fn note_version(&mut self, version: Option<u64>) {
         self.version = version;
     }
 
     /// Whether messages came, or may have been missed, since the last request.
-    pub(crate) fn has_spoken(&self) -> bool {
+    pub(crate) fn has_news(&self) -> bool {
         self.subscription.as_ref().is_some_and(|it| it.has_news_since(self.version))
     }
 
@@ -139,13 +139,13 @@ impl Heard {
         }
     }
 
-    /// Whether there is [news](Self::has_spoken), which then counts as collected.
+    /// Whether there is [news](Self::has_news), which then counts as collected.
     pub(crate) fn take_news(&mut self) -> bool {
-        let has_spoken = self.has_spoken();
-        if has_spoken {
+        let has_news = self.has_news();
+        if has_news {
             self.catch_up();
         }
-        has_spoken
+        has_news
     }
 
     fn wake(&self, thread: &Arc<Thread>) -> Option<Waking<'_>> {

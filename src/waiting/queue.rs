@@ -94,7 +94,7 @@ impl<N, G, I> Queue<N, G, I> {
     }
 
     /// Takes the leadership if no other thread leads or waits.
-    pub(crate) fn lead(&mut self) -> bool {
+    pub(crate) fn try_lead(&mut self) -> bool {
         let free = !self.is_busy();
         self.led |= free;
         free

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::entry::{
-    Answered, By, Collector, EntryMachine, EntryReply, Granted, Inbox, Listens, ReceivedGrant,
+    AfterReply, By, Collector, EntryMachine, EntryReply, Granted, Inbox, Listens, ReceivedGrant,
     Then, Undo,
 };
 use super::exchanges::Asked;
@@ -331,7 +331,7 @@ fn a_refused_owner_listens_and_sleeps_until_the_end_or_the_poll() {
         let (now, poll) = (SERVER + 100, poll * MS);
         let reply = EntryReply::Refused { now, left, place, by_redisson, is_new, poll };
         let until = until * 1_000;
-        let expected = Answered { listens, suspects: false, then: Then::Sleep { until } };
+        let expected = AfterReply { listens, suspects: false, then: Then::Sleep { until } };
         assert_eq!(entry.answered(101 * MS, reply, false), expected, "{left:?} {place}");
     }
 }

@@ -99,11 +99,11 @@ impl FairEntry {
         let mut companions = if self.leads { queue.companions() } else { Vec::new() };
         // The entries are in the list before the request is sent, because messages to their owners
         // may arrive before the reply.
-        let (asked, heard) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
-        self.stands(listening, heard);
+        let (asked, version) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
+        self.stands(listening, version);
         self.entry.machine.begin_request(asked, lease, false);
         for Lead { listening, request_state } in companions.iter_mut().map(|(_, lead)| lead) {
-            request_state.stands(listening, heard);
+            request_state.stands(listening, version);
             request_state.entry.machine.begin_request(asked, lease, false);
         }
         let owners = companions.iter().map(|(_, lead)| lead.request_state.entry.owner);
@@ -147,7 +147,7 @@ impl FairEntry {
         let lease = terms.lease();
         entry.machine.begin_request(Asked::now(&queue.site), lease, false);
         let replied = queue.scripts().try_acquire(&queue.site.route, &entry.owner, lease);
-        let Replied { reply: taken, in_doubt, unacknowledged } = self.heard(replied)?;
+        let Replied { reply: taken, in_doubt, unacknowledged } = self.reply_of(replied)?;
         let (already, waits, details) = (false, false, Followers::new());
         let granted = EntryReply::Granted { already, lease, waits, details };
         let reply = if taken { granted } else { EntryReply::NotTaken };
@@ -159,10 +159,10 @@ impl FairEntry {
 impl FairEntry {
     /// Adds the entry to the process's list, before the request for the entry is sent. From here
     /// on, a thread may pass its hold to the entry, and the keep-alive includes the entry. If the
-    /// client may have missed messages on its own channel since version `heard`, the thread asks
+    /// client may have missed messages on its own channel since `version`, the thread asks
     /// again.
-    fn stands(&mut self, listening: &mut Listening, heard: Option<u64>) {
-        listening.own.known(heard);
+    fn stands(&mut self, listening: &mut Listening, version: Option<u64>) {
+        listening.own.note_version(version);
         if self.entry.mailbox.is_some() {
             return;
         }
@@ -215,7 +215,7 @@ impl FairEntry {
         listening: &mut Listening,
         replied: Result<Replied<FairAcquired>, Trouble>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
-        let Replied { reply, in_doubt, unacknowledged } = self.heard(replied)?;
+        let Replied { reply, in_doubt, unacknowledged } = self.reply_of(replied)?;
         match reply {
             FairAcquired::Granted { already, followers: details, .. } => {
                 let lease = self.terms.lease();
@@ -252,7 +252,7 @@ impl FairEntry {
     }
 
     /// Returns the reply to a request, or an error if the server has not answered.
-    fn heard<T>(&mut self, replied: Result<Replied<T>, Trouble>) -> Result<Replied<T>, Error> {
+    fn reply_of<T>(&mut self, replied: Result<Replied<T>, Trouble>) -> Result<Replied<T>, Error> {
         replied.map_err(|trouble| {
             self.entry.request_failed(Some(&trouble));
             self.queue.trouble(trouble)

@@ -152,7 +152,7 @@ impl<L> PermitGate<L> {
     /// Makes a thread that the server has refused the leader, or queues it behind the leader.
     pub(crate) fn refused(&self, thread: &Arc<Thread>, need: PermitNeed) -> EnterPermits<L> {
         let mut state = self.state.lock();
-        if !state.queue.lead() {
+        if !state.queue.try_lead() {
             return Enter::Queued(state.queue.push(thread, need));
         }
         state.leader = Some(PermitLeader::new(thread, need));

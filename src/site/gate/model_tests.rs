@@ -212,7 +212,7 @@ impl Synchronizer for Visitor<'_> {
                 leadership.resign();
                 Ok(Some(tenancy))
             }
-            Admission::Occupied(_) => panic!("one had the seat while another led"),
+            Admission::OtherHold(_) => panic!("one had the seat while another led"),
             Admission::NotHeld => {
                 self.name.seen.undone.fetch_add(1, Ordering::SeqCst);
                 self.name.forget(&tenancy.hold());

@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::server::{Chain, Client, Message, Owner, Reply, Request};
 use crate::simulated::library::deadline::deadline;
 use crate::simulated::library::entry::{
-    self, Answered, By, Collector, EntryMachine, Granted, Inbox, Listens, ReceivedGrant, Then, Undo,
+    self, AfterReply, By, Collector, EntryMachine, Granted, Inbox, Listens, ReceivedGrant, Then,
+    Undo,
 };
 use crate::simulated::library::exchanges::Asked;
 
@@ -378,7 +379,7 @@ impl Process {
                     }
                     _ => entry::EntryReply::NotTaken,
                 };
-                let Answered { listens, then, .. } = wait.entry.answered(now, reply, in_doubt);
+                let AfterReply { listens, then, .. } = wait.entry.answered(now, reply, in_doubt);
                 if listens != Listens::AsBefore && self.channel == Channel::Off {
                     self.channel = Channel::Opening;
                 }

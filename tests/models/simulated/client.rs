@@ -23,7 +23,7 @@ use super::library::chain::{Chain, Since};
 use super::library::cohort::Cohort;
 use super::library::deadline::deadline;
 use super::library::entry::{
-    self, Answered, By, Collector, EntryMachine, Granted, Inbox, ReceivedGrant, Then, Undo,
+    self, AfterReply, By, Collector, EntryMachine, Granted, Inbox, ReceivedGrant, Then, Undo,
 };
 use super::library::exchanges::Asked;
 use super::random::Random;
@@ -332,7 +332,7 @@ impl Process {
                 return self.fail(now);
             }
         };
-        let Answered { listens, suspects, then } =
+        let AfterReply { listens, suspects, then } =
             wait.entry.answered(nanos(now), reply, wait.is_copy);
         if listens == entry::Listens::ToPublic && !wait.listens && self.broken != Some(Rule::Listen)
         {
