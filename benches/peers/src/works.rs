@@ -150,6 +150,13 @@ pub(crate) const WORKS: &[Work] = &[
         threads: 8,
         ..LOCK
     },
+    Work {
+        key: "2x1",
+        title: "2 processes of one thread, one name, client and server on one core",
+        processes: 2,
+        cores: Cores::One,
+        ..LOCK
+    },
     Work { key: "16x1", title: "16 processes of one thread, one name", processes: 16, ..LOCK },
     Work {
         key: "64x1",
