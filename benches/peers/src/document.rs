@@ -22,6 +22,14 @@ const fn figure(
     Figure { head, of, shown, more }
 }
 
+impl Figure {
+    /// Returns the median of the rounds, or nothing if the figure is unknown.
+    fn text(&self, cell: &Cell) -> String {
+        let median = cell.median(self.of);
+        if median.is_nan() { String::new() } else { (self.shown)(median) }
+    }
+}
+
 const GRANTS: Figure = figure("grants/s", |it| it.rate, count, true);
 const SWITCHES: Figure = figure("switches/s", |it| it.switches, count, true);
 const SLOWEST: Figure = figure("slowest", |it| it.slowest, |it| format!("{it:.2}"), true);
@@ -58,7 +66,7 @@ fn name<'a>(work: &Work, cell: &'a Cell) -> &'a str {
 pub(crate) fn write(results: &Results) -> String {
     let mut text = format!(
         "# Peers\n\n\
-        redlatch and other lock libraries, measured in one run. `{}` wrote this page.\n\n\
+        redlatch, other lock libraries, Postgres and etcd, measured in one run. `{}` wrote this page.\n\n\
         - {}, commit {}. {}; {}.\n\
         - {} rounds of {} s, interleaved; a figure is the median of the rounds. Redisson warmed up \
         for {} s before a workload with more Redisson processes than earlier workloads, and for {} s \
@@ -87,7 +95,13 @@ pub(crate) fn write(results: &Results) -> String {
         went to another thread. *Slowest* is the share of the slowest process (or of the slowest \
         thread, if there is one process); 1.00 is an equal share. A wait is measured from its intended \
         start to its end, even if the round ends earlier. *Commands* and *server CPU* are per grant. A \
-        holder works for 3 us.\n\n";
+        holder works for 3 us.\n\n\
+        Postgres and etcd are private servers beside Redis, and idle while other rows are measured. \
+        They have no *commands*. Their *server CPU* is that of all their processes. A thread has a \
+        Postgres session of its own, and calls `pg_advisory_lock`, or `pg_try_advisory_lock` every \
+        millisecond. A thread also has an etcd session of its own, with a mutex of etcd's Go client. \
+        A row of rueidislock also sets `NoLoopTracking`, as rueidislock's documentation recommends \
+        for one server.\n\n";
     text += &ahead(results);
     for work in WORKS {
         let cells: Vec<&Cell> = results.cells.iter().filter(|it| it.work == work.key).collect();
@@ -120,7 +134,7 @@ fn table(work: &Work, cells: &[&Cell]) -> String {
             row.push(ours.map_or_else(String::new, |ours| {
                 format!("{:.2}", cell.ratio(ours, figures[0].of)).replace("NaN", "")
             }));
-            row.extend(figures.iter().map(|it| (it.shown)(cell.median(it.of))));
+            row.extend(figures.iter().map(|it| it.text(cell)));
         }
         if noted {
             row.push(notes(work, cell));
@@ -166,7 +180,7 @@ fn ahead(results: &Results) -> String {
             let Some(best) = best else { continue };
             let factor = if figure.more { of(best) / of(ours) } else { of(ours) / of(best) };
             if factor > 1.005 {
-                let [theirs, mine] = [best, ours].map(|cell| (figure.shown)(of(cell)));
+                let [theirs, mine] = [best, ours].map(|cell| figure.text(cell));
                 let switches = |cell: &Cell| {
                     let contended = work.figures == Figures::Contended && work.places == 1;
                     let switches = count(cell.median(SWITCHES.of));

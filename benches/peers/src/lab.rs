@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::Connection;
 use redlatch_testkit::{Proxy, Server};
@@ -16,12 +16,15 @@ use crate::grants::{self, Grant};
 use crate::options::Options;
 use crate::program::{Built, Driver, Program};
 use crate::results::{Cell, Round};
+use crate::stores::{self, Store, StoreServer};
 use crate::works::{Figures, Peer, Work};
 
 /// The delay of the network, one way.
 const DELAY: Duration = Duration::from_micros(500);
-/// The time limit for a start, and for the end of a measurement.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The time limit for the start of a peer's processes.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The time limit for the end of a round. A thread that still waits then has missed its wake-up.
+const STUCK: Duration = Duration::from_secs(20);
 const LEASE: u64 = 30_000;
 /// The lease of locks whose holder is killed, in ms.
 const SHORT_LEASE: u64 = 5_000;
@@ -37,6 +40,7 @@ pub(crate) struct Lab {
     server: Server,
     network: Proxy,
     connection: Connection,
+    stores: BTreeMap<Store, StoreServer>,
     built: BTreeMap<Program, Built>,
     drivers: BTreeMap<Program, Vec<Driver>>,
     files: TempDir,
@@ -55,22 +59,25 @@ struct Run {
 }
 
 impl Lab {
-    pub(crate) fn new(options: Options, built: BTreeMap<Program, Built>) -> Result<Self, String> {
+    pub(crate) fn new(
+        options: Options,
+        built: BTreeMap<Program, Built>,
+        stores: BTreeMap<Store, StoreServer>,
+    ) -> Result<Self, String> {
         let server = Server::start().map_err(|error| error.to_string())?;
         let network = Proxy::before(&server);
         network.set_delay(DELAY);
         let connection = server.connection();
-        let memory = Path::new("/dev/shm");
-        let files = if memory.is_dir() { TempDir::new_in(memory) } else { TempDir::new() };
         Ok(Self {
             options,
             machine: Machine::here(),
             server,
             network,
             connection,
+            stores,
             built,
             drivers: BTreeMap::new(),
-            files: files.map_err(|error| error.to_string())?,
+            files: stores::folder()?,
             cells: 0,
             warm: 0,
         })
@@ -85,8 +92,7 @@ impl Lab {
         if !self.machine.can(work.cores) {
             return Vec::new();
         }
-        let peers: Vec<_> =
-            work.peers.iter().filter(|it| self.built.contains_key(&it.program)).collect();
+        let peers: Vec<_> = work.peers.iter().filter(|it| self.has(it)).collect();
         let cell = |peer: &&Peer| Cell {
             work: work.key.to_owned(),
             peer: peer.key.to_owned(),
@@ -95,10 +101,12 @@ impl Lab {
         };
         let mut cells: Vec<Cell> = peers.iter().map(cell).collect();
         self.cells += 1;
-        for (peer, cell) in peers.iter().zip(&mut cells) {
+        for (at, peer) in peers.iter().enumerate() {
             let prepared = self.prepare(work, peer);
-            self.place(work, peer.program);
-            cell.failed = prepared.and_then(|()| self.warm_up(work, peer)).err();
+            cells[at].failed = prepared.and_then(|()| self.warm_up(work, peer)).err();
+            if cells[at].failed.is_some() {
+                self.prepare_again(work, peer.program, peers[..at].iter().zip(&cells));
+            }
         }
         let once = matches!(work.figures, Figures::Waits | Figures::Kills);
         for round in 0..if once { 1 } else { self.options.rounds } {
@@ -111,13 +119,7 @@ impl Lab {
                     Ok(round) => cells[at].rounds.push(round),
                     Err(error) => {
                         cells[at].failed = Some(error);
-                        // The other peers that use this program have also lost a process.
-                        let same = peers.iter().zip(&cells).filter(|(other, cell)| {
-                            other.program == peer.program && cell.failed.is_none()
-                        });
-                        for (other, _) in same {
-                            let _ = self.prepare(work, other);
-                        }
+                        self.prepare_again(work, peer.program, peers.iter().zip(&cells));
                     }
                 }
             }
@@ -129,6 +131,26 @@ impl Lab {
             let _ = driver.answer("closed", PATIENCE);
         }
         cells
+    }
+
+    /// Connects the peers that have lost a process, because another peer with the same program has
+    /// failed.
+    fn prepare_again<'a>(
+        &mut self,
+        work: &Work,
+        program: Program,
+        cells: impl Iterator<Item = (&'a &'a Peer, &'a Cell)>,
+    ) {
+        for (peer, _) in cells.filter(|(it, cell)| it.program == program && cell.failed.is_none()) {
+            // If this fails, the peer's next round fails.
+            let _ = self.prepare(work, peer);
+        }
+    }
+
+    /// Returns whether the peer's program was built and its server runs.
+    fn has(&self, peer: &Peer) -> bool {
+        let served = peer.store == Store::Redis || self.stores.contains_key(&peer.store);
+        served && self.built.contains_key(&peer.program)
     }
 
     fn round(&mut self, work: &Work, peer: &Peer) -> Result<Round, String> {
@@ -174,8 +196,7 @@ impl Lab {
 
     /// Runs a peer's processes once.
     fn run(&mut self, work: &Work, peer: &Peer, length: u64) -> Result<Run, String> {
-        let commands = Calls::of(&mut self.connection).commands;
-        let cpu = calls::processor(&mut self.connection);
+        let (commands, cpu) = self.effort(peer.store);
         // By this time the last process has received the start.
         let start = clock::now() + 50 * MILLISECOND;
         let end = start + length;
@@ -191,20 +212,42 @@ impl Lab {
             self.drivers.get_mut(&peer.program).unwrap()[process].tell(&line);
         }
         let failures = self.done(peer, work.processes, Duration::from_nanos(length))?;
-        let commands = Calls::of(&mut self.connection).commands - commands;
-        let cpu = calls::processor(&mut self.connection) - cpu;
+        let (commands_after, cpu_after) = self.effort(peer.store);
+        let (commands, cpu) = (commands_after - commands, cpu_after - cpu);
         let grants = grants::read(&files);
-        Ok(Run { grants, end, failures, commands: commands as f64, cpu: cpu as f64 })
+        Ok(Run { grants, end, failures, commands, cpu })
+    }
+
+    /// Returns a server's commands and its processor time in ns so far. Only Redis has commands.
+    fn effort(&mut self, store: Store) -> (f64, f64) {
+        if let Some(server) = self.stores.get(&store) {
+            return (f64::NAN, server.processor().map_or(f64::NAN, |time| time as f64));
+        }
+        let commands = Calls::of(&mut self.connection).commands;
+        (commands as f64, calls::processor(&mut self.connection) as f64)
     }
 
     /// Returns the number of failed calls after all processes have ended.
     fn done(&mut self, peer: &Peer, processes: usize, length: Duration) -> Result<u64, String> {
-        let mut failures = Ok(0);
-        for driver in self.drivers.get_mut(&peer.program).unwrap().iter_mut().take(processes) {
-            let done = driver.answer("done", length + PATIENCE);
-            failures = failures.and_then(|sum| Ok(sum + done?.parse::<u64>().unwrap_or(0)));
-        }
-        failures
+        let answers = self.answers(peer.program, processes, "done", length + STUCK)?;
+        Ok(answers.iter().map(|failures| failures.parse().unwrap_or(0)).sum())
+    }
+
+    /// Returns the answer of each process. A process that does not answer in time is killed.
+    fn answers(
+        &mut self,
+        program: Program,
+        processes: usize,
+        word: &str,
+        patience: Duration,
+    ) -> Result<Vec<String>, String> {
+        let until = Instant::now() + patience;
+        let drivers = self.drivers.get_mut(&program).unwrap().iter_mut().take(processes);
+        // All drivers are asked, also after one has failed.
+        let answers: Vec<_> = drivers
+            .map(|driver| driver.answer(word, until.saturating_duration_since(Instant::now())))
+            .collect();
+        answers.into_iter().collect()
     }
 
     /// Kills a holder, and later a waiter, while processes take turns.
@@ -238,6 +281,9 @@ impl Lab {
                 })
             };
             if !kill {
+                // The other processes still run, and would answer later.
+                let drivers = self.drivers.get_mut(&peer.program).unwrap();
+                drivers.iter_mut().for_each(Driver::kill);
                 return Err("the process to be killed did not get so far".to_owned());
             }
             driver.kill();
@@ -285,7 +331,11 @@ impl Lab {
             }
         }
         drivers.resize_with(count.max(drivers.len()), || Driver::start(built));
-        let url = if work.far { self.network.url() } else { self.server.url() };
+        let url = match self.stores.get(&peer.store) {
+            Some(server) => server.url().to_owned(),
+            None if work.far => self.network.url(),
+            None => self.server.url(),
+        };
         for (process, driver) in drivers.iter_mut().take(count).enumerate() {
             // The holder that is killed would hold the lock until after its death.
             let inside = if process == work.processes { 60 * SECOND } else { work.inside };
@@ -302,18 +352,19 @@ impl Lab {
                 key = peer.key,
             ));
         }
-        let mut prepared = Ok(());
-        for driver in drivers.iter_mut().take(count) {
-            let answered = driver.answer("ready", PATIENCE).map(drop);
-            prepared = prepared.and(answered);
-        }
-        prepared
+        self.answers(peer.program, count, "ready", PATIENCE)?;
+        self.place(work, peer);
+        Ok(())
     }
 
-    fn place(&self, work: &Work, program: Program) {
-        self.machine.server(work.cores).take_process(self.server.pid());
+    fn place(&self, work: &Work, peer: &Peer) {
+        let other = self.stores.get(&peer.store);
+        let server = other.map_or_else(|| vec![self.server.pid()], StoreServer::processes);
+        for process in server {
+            self.machine.server(work.cores).take_process(process);
+        }
         let place = self.machine.clients(work.cores);
-        for driver in self.drivers[&program].iter().take(work.processes) {
+        for driver in self.drivers[&peer.program].iter().take(work.processes) {
             place.take_process(driver.pid());
         }
     }

@@ -29,6 +29,7 @@ mod program;
 #[path = "../../table/report.rs"]
 mod report;
 mod results;
+mod stores;
 mod works;
 
 use redlatch_testkit::Job;
@@ -37,6 +38,7 @@ use lab::Lab;
 use options::Options;
 use program::Program;
 use results::Results;
+use stores::StoreServer;
 use works::WORKS;
 
 fn main() -> ExitCode {
@@ -133,6 +135,16 @@ fn measure(options: Options, target: &Path, file: &Path) -> Result<Results, Stri
             Err(error) => left_out.push(format!("{program:?}: {error}")),
         }
     }
+    let mut stores = BTreeMap::new();
+    for store in StoreServer::ALL {
+        match StoreServer::start(store) {
+            Ok(server) => {
+                versions.push(server.versions());
+                stores.insert(store, server);
+            }
+            Err(error) => left_out.push(format!("{store:?}: {error}")),
+        }
+    }
     let said = |program: &str, args: &[&str]| {
         let output = Command::new(program).args(args).output();
         let output = output.map(|it| String::from_utf8_lossy(&it.stdout).trim().to_owned());
@@ -140,7 +152,7 @@ fn measure(options: Options, target: &Path, file: &Path) -> Result<Results, Stri
     };
     let args: Vec<String> = env::args().skip(1).collect();
     let dashes = if args.is_empty() { "" } else { " -- " };
-    let mut lab = Lab::new(options.clone(), built)?;
+    let mut lab = Lab::new(options.clone(), built, stores)?;
     let mut results = Results {
         date: said("date", &["-u", "+%Y-%m-%d"]),
         commit: said("git", &["rev-parse", "--short", "HEAD"]),

@@ -21,7 +21,7 @@ cargo run --release -p redlatch-peers -- [options] [work…]
 
   --quick        everything once and short, nothing is written: does it still run?
   --rounds N     so many rounds (5)
-  --seconds S    so long each measurement (1)
+  --seconds S    so long each measurement (0.7)
   --warm S       so long Redisson warms up where processes contend (25)
   --from FILE    writes PEERS.md and the pictures again, from an earlier run's file
   --into FILE    with works: puts them in the place of an earlier run's, and writes all again
@@ -36,7 +36,7 @@ impl Options {
     pub(crate) fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Self>, String> {
         let mut options = Self {
             rounds: 5,
-            seconds: 1.0,
+            seconds: 0.7,
             warm: 25.0,
             quick: false,
             from: None,

@@ -9,9 +9,9 @@ const BOTTOM: f64 = 52.0;
 
 /// The colours of redlatch and of the other peers. Each colour is readable on a light and on a dark
 /// background.
-const COLOURS: [&str; 10] = [
+const COLOURS: [&str; 13] = [
     "#1f7ae0", "#d9480f", "#8250df", "#bf8700", "#1a9c86", "#c2529c", "#6e7781", "#5a9e2f",
-    "#b35c1e", "#5566cc",
+    "#b35c1e", "#5566cc", "#0b8aa8", "#a03fb0", "#8a8f2a",
 ];
 
 const STYLE: &str = "\

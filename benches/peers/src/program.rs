@@ -106,10 +106,14 @@ impl Program {
                     line.and_then(|line| line.rsplit(" v").next()).unwrap_or("?").to_owned()
                 };
                 format!(
-                    "redislock {}, redsync {} with go-redis {} on {}",
+                    "redislock {}, redsync {} with go-redis {}, rueidislock of rueidis {}, pgx {}, \
+                     etcd's client {} on {}",
                     of("redislock"),
                     of("redsync"),
                     of("go-redis"),
+                    of("rueidis"),
+                    of("pgx"),
+                    of("etcd"),
                     version("go", "version").replace("go version ", "")
                 )
             }
@@ -192,7 +196,7 @@ impl Driver {
             },
             Err(_) => {
                 self.kill();
-                Err(format!("said nothing in {} s, or ended", patience.as_secs()))
+                Err(format!("a process did not say `{word}` in time, or has ended"))
             }
         }
     }

@@ -39,7 +39,9 @@ pub(crate) struct Round {
     /// The smallest part of an equal share that a thread got.
     pub(crate) slowest: f64,
     pub(crate) longest: f64,
+    #[serde(deserialize_with = "or_nan")]
     pub(crate) commands: f64,
+    #[serde(deserialize_with = "or_nan")]
     pub(crate) cpu: f64,
     pub(crate) doubles: usize,
     pub(crate) failures: u64,
@@ -56,7 +58,7 @@ pub(crate) struct Round {
     pub(crate) kills: Vec<(f64, f64)>,
 }
 
-/// JSON has no NaN, so the median of no events is written as `null`.
+/// JSON has no NaN, so a figure that is unknown, or the median of no events, is written as `null`.
 fn or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
 }

@@ -3,6 +3,7 @@
 use crate::clock::{MICROSECOND, MILLISECOND};
 use crate::cores::Cores;
 use crate::program::Program;
+use crate::stores::Store;
 
 /// A library, with its default settings or with tuned settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,10 +11,15 @@ pub(crate) struct Peer {
     pub(crate) key: &'static str,
     pub(crate) name: &'static str,
     pub(crate) program: Program,
+    pub(crate) store: Store,
 }
 
 const fn peer(key: &'static str, name: &'static str, program: Program) -> Peer {
-    Peer { key, name, program }
+    Peer { key, name, program, store: Store::Redis }
+}
+
+const fn kept_in(store: Store, peer: Peer) -> Peer {
+    Peer { store, ..peer }
 }
 
 /// The peer with which all other peers are compared.
@@ -26,6 +32,13 @@ const REDISLOCK: Peer = peer("redislock", "redislock, retry 100 ms", Program::Go
 const REDISLOCK_1: Peer = peer("redislock-1ms", "redislock, retry 1 ms", Program::Go);
 const REDSYNC: Peer = peer("redsync", "redsync", Program::Go);
 const REDSYNC_1: Peer = peer("redsync-1ms", "redsync, retry 1 ms", Program::Go);
+const RUEIDIS: Peer = peer("rueidislock", "rueidislock", Program::Go);
+const RUEIDIS_1: Peer = peer("rueidislock-one", "rueidislock, `KeyMajority` 1", Program::Go);
+const POSTGRES: Peer =
+    kept_in(Store::Postgres, peer("postgres", "Postgres advisory lock", Program::Go));
+const POSTGRES_1: Peer =
+    kept_in(Store::Postgres, peer("postgres-1ms", "Postgres, try every 1 ms", Program::Go));
+const ETCD: Peer = kept_in(Store::Etcd, peer("etcd", "etcd mutex", Program::Go));
 const PYTHON: Peer = peer("python-redis-lock", "python-redis-lock", Program::Python);
 const NODE: Peer = peer("redlock", "node-redlock", Program::Node);
 const NODE_1: Peer = peer("redlock-1ms", "node-redlock, retry 1 ms", Program::Node);
@@ -34,10 +47,15 @@ const RLOCK_1: Peer = peer("rlock-1ms", "rlock, retry 1 ms", Program::Rust);
 const RSLOCK: Peer = peer("rslock", "rslock", Program::Rust);
 const RSLOCK_1: Peer = peer("rslock-1ms", "rslock, retry 1 ms", Program::Rust);
 
-const DEFAULTS: &[Peer] = &[OURS, DROP, REDISSON, REDISLOCK, REDSYNC, PYTHON, NODE, RLOCK, RSLOCK];
+const DEFAULTS: &[Peer] = &[
+    OURS, DROP, REDISSON, REDISLOCK, REDSYNC, RUEIDIS, RUEIDIS_1, PYTHON, NODE, RLOCK, RSLOCK,
+    POSTGRES, ETCD,
+];
 /// If a polling thread and the server share a core, the thread keeps the server waiting.
-const POLLED: &[Peer] =
-    &[OURS, BUSY, DROP, BUSY_DROP, REDISSON, REDISLOCK, REDSYNC, PYTHON, NODE, RLOCK, RSLOCK];
+const POLLED: &[Peer] = &[
+    OURS, BUSY, DROP, BUSY_DROP, REDISSON, REDISLOCK, REDSYNC, RUEIDIS, RUEIDIS_1, PYTHON, NODE,
+    RLOCK, RSLOCK, POSTGRES, ETCD,
+];
 const ALL: &[Peer] = &[
     OURS,
     DROP,
@@ -46,6 +64,8 @@ const ALL: &[Peer] = &[
     REDISLOCK_1,
     REDSYNC,
     REDSYNC_1,
+    RUEIDIS,
+    RUEIDIS_1,
     PYTHON,
     NODE,
     NODE_1,
@@ -53,13 +73,44 @@ const ALL: &[Peer] = &[
     RLOCK_1,
     RSLOCK,
     RSLOCK_1,
+    POSTGRES,
+    POSTGRES_1,
+    ETCD,
 ];
 /// The machine does not have enough memory for 64 Java virtual machines.
-const MANY: &[Peer] =
-    &[OURS, DROP, REDISLOCK_1, REDSYNC_1, PYTHON, NODE_1, RLOCK, RLOCK_1, RSLOCK_1];
-const WAITING: &[Peer] =
-    &[OURS, REDISSON, REDISLOCK, REDISLOCK_1, REDSYNC, PYTHON, NODE, RLOCK, RLOCK_1, RSLOCK_1];
-const KILLED: &[Peer] = &[OURS, REDISSON, REDISLOCK_1, REDSYNC, PYTHON, NODE, RLOCK_1];
+const MANY: &[Peer] = &[
+    OURS,
+    DROP,
+    REDISLOCK_1,
+    REDSYNC_1,
+    RUEIDIS,
+    RUEIDIS_1,
+    PYTHON,
+    NODE_1,
+    RLOCK,
+    RLOCK_1,
+    RSLOCK_1,
+    POSTGRES,
+    POSTGRES_1,
+    ETCD,
+];
+const WAITING: &[Peer] = &[
+    OURS,
+    REDISSON,
+    REDISLOCK,
+    REDISLOCK_1,
+    REDSYNC,
+    RUEIDIS,
+    PYTHON,
+    NODE,
+    RLOCK,
+    RLOCK_1,
+    RSLOCK_1,
+    POSTGRES,
+    ETCD,
+];
+const KILLED: &[Peer] =
+    &[OURS, REDISSON, REDISLOCK_1, REDSYNC, RUEIDIS, PYTHON, NODE, RLOCK_1, POSTGRES, ETCD];
 const FAR: &[Peer] = &[OURS, REDISSON, REDISLOCK, REDISLOCK_1, REDSYNC_1, PYTHON, RLOCK_1];
 
 /// Returns whether this peer is redlatch, with any settings.

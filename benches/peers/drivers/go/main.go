@@ -1,10 +1,9 @@
-// A driver of bsm/redislock and redsync. src/drive/mod.rs describes what it reads and writes.
+// A driver of Go's libraries. src/drive/mod.rs describes what it reads and writes.
 package main
 
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -14,10 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bsm/redislock"
-	"github.com/go-redsync/redsync/v4"
-	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
-	"github.com/redis/go-redis/v9"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,13 +26,17 @@ func (o options) number(key string) int64 {
 	return number
 }
 
+func (o options) lease() time.Duration {
+	return time.Duration(o.number("lease")) * time.Millisecond
+}
+
 // acquire returns a function that releases the lock.
 type acquire func() (func() error, error)
 
 type session struct {
 	options options
-	client  *redis.Client
 	threads []acquire
+	close   func()
 }
 
 func now() int64 {
@@ -71,7 +70,7 @@ func main() {
 			fmt.Println("done", sessions[given["id"]].run(given))
 		case "close":
 			for _, session := range sessions {
-				session.client.Close()
+				session.close()
 			}
 			sessions = map[string]*session{}
 			fmt.Println("closed")
@@ -79,59 +78,43 @@ func main() {
 	}
 }
 
+// connect returns what each thread calls, and a function that closes the connections. With an error,
+// the function may be nil.
+type connect func(given options, names []string) ([]acquire, func(), error)
+
+var peers = map[string]connect{
+	"redislock":       connectRedis,
+	"redislock-1ms":   connectRedis,
+	"redsync":         connectRedis,
+	"redsync-1ms":     connectRedis,
+	"rueidislock":     connectRueidis,
+	"rueidislock-one": connectRueidis,
+	"postgres":        connectPostgres,
+	"postgres-1ms":    connectPostgres,
+	"etcd":            connectEtcd,
+}
+
 func prepare(given options) (*session, error) {
-	address, err := redis.ParseURL(given["url"])
-	if err != nil {
-		return nil, err
+	connect := peers[given["peer"]]
+	if connect == nil {
+		return nil, errors.New("unknown peer")
 	}
-	client := redis.NewClient(address)
-	if err := client.Ping(context.Background()).Err(); err != nil {
-		return nil, err
-	}
-	s := &session{options: given, client: client}
-	locks := redislock.New(client)
-	sync := redsync.New(goredis.NewPool(client))
-	lease := time.Duration(given.number("lease")) * time.Millisecond
+	var names []string
 	for thread := range int(given.number("threads")) {
 		name := given["name"]
 		if given["own"] == "1" {
 			name = fmt.Sprintf("%s-%s-%d", name, given["process"], thread)
 		}
-		s.threads = append(s.threads, locker(given["peer"], locks, sync, name, lease))
-		if s.threads[thread] == nil {
-			return nil, errors.New("unknown peer")
+		names = append(names, name)
+	}
+	threads, closed, err := connect(given, names)
+	if err != nil {
+		if closed != nil {
+			closed()
 		}
+		return nil, err
 	}
-	return s, nil
-}
-
-func locker(peer string, locks *redislock.Client, sync *redsync.Redsync, name string, lease time.Duration) acquire {
-	ctx := context.Background()
-	obtain := func(retry time.Duration) acquire {
-		options := &redislock.Options{RetryStrategy: redislock.LinearBackoff(retry)}
-		return func() (func() error, error) {
-			lock, err := locks.Obtain(ctx, name, lease, options)
-			return func() error { return lock.Release(ctx) }, err
-		}
-	}
-	mutex := func(options ...redsync.Option) acquire {
-		mutex := sync.NewMutex(name, append(options, redsync.WithExpiry(lease))...)
-		return func() (func() error, error) {
-			err := mutex.Lock()
-			return func() error { _, err := mutex.Unlock(); return err }, err
-		}
-	}
-	switch peer {
-	case "redislock":
-		return obtain(100 * time.Millisecond)
-	case "redislock-1ms":
-		return obtain(time.Millisecond)
-	case "redsync":
-		return mutex()
-	case "redsync-1ms":
-		return mutex(redsync.WithTries(1<<30), redsync.WithRetryDelay(time.Millisecond))
-	}
-	return nil
+	return &session{options: given, threads: threads, close: closed}, nil
 }
 
 // run lets all threads go, and returns how many calls failed.
