@@ -1,7 +1,8 @@
 //! Speed and cost of the fair, fenced and read-write lock, the semaphores, the count-down latch,
-//! the barrier, several locks, conditions, and locks that replicas acknowledge. The bench compares
-//! them with plain implementations of Redisson's algorithms. Run it with `cargo bench --bench
-//! family`, and add `-- --help` for the options. A full run takes about three minutes.
+//! the barrier, several locks, conditions, holders that hear of waiters, and locks that replicas
+//! acknowledge. The bench compares them with plain implementations of Redisson's algorithms. Run it
+//! with `cargo bench --bench family`, and add `-- --help` for the options. A full run takes about
+//! three minutes.
 //!
 //! `../table/main.rs`, whose modules this program uses, says how the figures are measured and how
 //! to read the tables. All figures are unpinned, unless a table says otherwise.
@@ -70,6 +71,7 @@ mod rivals;
 mod several;
 mod steps;
 mod waiters;
+mod wanted;
 
 use program::Program;
 
@@ -90,6 +92,7 @@ fn main() -> ExitCode {
             ("waiters", waiters::section),
             ("several", several::section),
             ("notified", notified::section),
+            ("wanted", wanted::section),
             ("steps", steps::section),
             ("lost", lost::section),
             ("limits", limits::section),
@@ -114,6 +117,8 @@ fn main() -> ExitCode {
             (several::ROLE, several::work),
             (notified::NOTIFIER_ROLE, notified::notify),
             (notified::WAITER_ROLE, notified::wait),
+            (wanted::HOLDER_ROLE, wanted::hold),
+            (wanted::WAITER_ROLE, wanted::wait),
             (steps::ROLE, steps::work),
             (readers::ROLE, readers::work),
             (evals::ROLE, evals::work),
@@ -132,6 +137,6 @@ cargo bench --bench family -- [options] [section…]
   --help
 
 Sections: fair, fenced, evals, queue, semaphore, expirable, permits, held, opening, waiters, several,
-notified, steps, lost, limits, many-fair, many-locks, many-conditions, many-readers, readers,
-acknowledged, cluster. None named: all.
+notified, wanted, steps, lost, limits, many-fair, many-locks, many-conditions, many-readers,
+readers, acknowledged, cluster. None named: all.
 ";
