@@ -21,7 +21,9 @@ impl Worker {
                 (Box::new(terms.of(self.client.reentrant_lock(&name))), name, Kind::Reentrant)
             }
             1 => {
-                let name = self.of_now("evals-fair", 1);
+                // The queue of a fair lock has no time to live: the next caller removes an entry of
+                // a process that was killed, so the name is used for the whole round.
+                let name = self.one_of("evals-fair", 1);
                 (Box::new(terms.of(self.client.fair_lock(&name))), name, Kind::Fair)
             }
             _ => {
