@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::env;
 
 use redis::{Commands as _, Connection};
-use redlatch::{Error, ExpirablePermit, Permit};
+use redlatch::{Error, ExpirablePermit, MultiLock, MultiLockGuard, Permit};
 use redlatch_testkit::Proxy;
 
 use super::*;
@@ -21,7 +21,7 @@ const THREADS: usize = 4;
 /// The number of permits of a semaphore.
 const PERMITS: &str = "4";
 /// The kinds of synchronizers, each with the number of owners that may hold it at the same time.
-const KINDS: [(&str, &str); 6] = [
+const KINDS: [(&str, &str); 8] = [
     ("lock", "1"),
     ("fairLock", "1"),
     ("readWriteLock", "1"),
@@ -29,7 +29,14 @@ const KINDS: [(&str, &str); 6] = [
     ("permitExpirableSemaphore", PERMITS),
     // Redisson 3.16 has no fenced locks.
     ("fencedLock", "1"),
+    ("multiLock", "1"),
+    (WANTED, "1"),
 ];
+/// A lock that redlatch's holders keep until they hear that others wait. For Redisson it is a plain
+/// lock.
+const WANTED: &str = "wanted";
+/// A holder hears of Redisson's waiters by a renewal, at each third of its lease.
+const HEARS: Duration = Duration::from_millis(LEASE.as_millis() as u64 / 3 + 1_500);
 
 /// Returns the length from `REDLATCH_SOAK`, or a default. The second result is whether the variable
 /// is set.
@@ -136,6 +143,7 @@ impl Turns<'_> {
         let [time, hold, wait, lease] = [time, hold, wait, lease].map(|it| it.as_millis());
         let handles = if fresh { "fresh" } else { "kept" };
         let Checks { enter, leave, .. } = checks;
+        let kind = if kind == WANTED && side != OURS { "lock" } else { kind };
         format!(
             "loop {kind} {name} {THREADS} {time} {hold} {wait} {handles} {limit} {client} {enter} \
              {leave} {side} {lease}"
@@ -174,6 +182,9 @@ impl Theirs {
         self.locks.reply(name).parse().unwrap()
     }
 }
+
+/// The side of redlatch's turns.
+const OURS: &str = "redlatch";
 
 /// A redlatch process.
 fn ours(url: &str, server: &Server) -> Worker {
@@ -261,6 +272,10 @@ fn both_libraries_take_turns() {
                  {longest:?}; no turn for at most {idle} ms"
             );
             assert!(redissons > 0 && (alone || of("redlatch") > 0), "{name}: {turns:?}");
+            // A holder that waits for a renewal keeps the lock for seconds.
+            if *kind == WANTED {
+                continue;
+            }
             // A missed message leaves the lock idle. A single thread may wait long while others
             // take turns: Redisson's threads race, even without redlatch.
             let ordered = *kind == "fairLock";
@@ -277,7 +292,12 @@ fn both_libraries_take_turns() {
 }
 
 fn named(kind: &str, fresh: bool, prefix: &str) -> String {
-    format!("{prefix}{kind}-{}", if fresh { "fresh" } else { "kept" })
+    name_of(kind, &format!("{prefix}{kind}-{}", if fresh { "fresh" } else { "kept" }))
+}
+
+/// The name, or for several locks their names, with a comma between two names.
+fn name_of(kind: &str, name: &str) -> String {
+    if kind == "multiLock" { format!("{name}-1,{name}-2") } else { name.to_owned() }
 }
 
 /// Takes turns with all these kinds at the same time. Returns the number of Redisson's failed
@@ -344,6 +364,7 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
     for (kind, _) in &kinds {
         prepare(&client, kind, kind);
     }
+    let names: Vec<_> = kinds.iter().map(|(kind, _)| name_of(kind, kind)).collect();
     let their_process = |version| {
         let jvm = Jvm::start(version);
         let theirs = Theirs::new(version, &jvm, &proxies[0].url(), &server);
@@ -359,7 +380,7 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
         let (hold, wait) = (Duration::from_millis(5), Duration::from_secs(1));
         Turns {
             kind,
-            name: kind,
+            name: &names[at],
             time,
             hold,
             wait,
@@ -410,9 +431,9 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
         next_kill = Instant::now() + pause;
     }
     let mut failed = [0, 0];
-    for (kind, _) in &kinds {
+    for ((kind, _), name) in kinds.iter().zip(&names) {
         for (_, theirs) in theirs.iter_mut().filter(|(_, theirs)| theirs.has(kind)) {
-            failed[0] += theirs.end(kind);
+            failed[0] += theirs.end(name);
         }
         for ours in &mut ours {
             failed[1] += ours.expect_line("failed ", SOON).parse::<u64>().unwrap();
@@ -420,9 +441,9 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
     }
     let mut redissons = 0;
     println!("killed {killed:?} (Redisson's, ours), cut {cut}, failed calls {failed:?}");
-    for (kind, _) in &kinds {
-        let turns = checks.of(kind, "of");
-        println!("{kind}: {turns:?}, longest waits in ms {:?}", checks.of(kind, "longest"));
+    for ((kind, _), name) in kinds.iter().zip(&names) {
+        let turns = checks.of(name, "of");
+        println!("{kind}: {turns:?}, longest waits in ms {:?}", checks.of(name, "longest"));
         assert!(turns.contains_key("redlatch"), "{kind}: {turns:?}");
         redissons += turns.len() - 1;
     }
@@ -441,6 +462,12 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
                 continue;
             }
             "readWriteLock" => Kind::Write.ours(&client, kind),
+            "multiLock" => {
+                let all = several(&client, &name_of(kind, kind)).try_lock_for(SOON).unwrap();
+                drop(all.into_option().unwrap_or_else(|| panic!("{kind} is not free")));
+                continue;
+            }
+            WANTED => Kind::Plain.ours(&client, kind),
             kind => Kind::of_java(kind).ours(&client, kind),
         };
         drop(
@@ -455,6 +482,7 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
 /// A redlatch thread's hold during its turn.
 enum Held {
     Lock(LockGuard),
+    Several(MultiLockGuard),
     Permit(Permit),
     Expirable(ExpirablePermit),
 }
@@ -463,10 +491,28 @@ impl Held {
     fn release(self) -> Result<(), Error> {
         match self {
             Self::Lock(guard) => guard.unlock(),
+            Self::Several(guard) => guard.unlock(),
             Self::Permit(permit) => permit.release(),
             Self::Expirable(permit) => permit.release(),
         }
     }
+
+    /// Waits until the holder hears that others wait, or until `end`. Returns whether it heard in
+    /// time.
+    fn hears(&self, end: Instant) -> bool {
+        let Self::Lock(guard) = self else { return true };
+        let (news, wanted) = mpsc::channel();
+        guard.on_wanted(move || {
+            let _ = news.send(());
+        });
+        let left = end.saturating_duration_since(Instant::now());
+        wanted.recv_timeout(left.min(HEARS)).is_ok() || Instant::now() >= end
+    }
+}
+
+fn several(client: &Client, names: &str) -> MultiLock {
+    let locks: Vec<_> = names.split(',').map(|name| client.reentrant_lock(name)).collect();
+    MultiLock::new(&locks).unwrap()
 }
 
 type Begin = Box<dyn Fn(bool, Duration) -> Result<Option<Held>, Error>>;
@@ -497,6 +543,14 @@ fn handle(client: &Client, kind: &str, name: &str) -> Begin {
                 },
             )
         }
+        "multiLock" => {
+            let lock = several(client, name);
+            Box::new(move |_, wait| Ok(lock.try_lock_for(wait)?.into_option().map(Held::Several)))
+        }
+        WANTED => {
+            let lock = client.reentrant_lock(name).with_wanted();
+            Box::new(move |_, wait| take(&lock, wait))
+        }
         kind => {
             let lock = Kind::of_java(kind).ours(client, name);
             Box::new(move |_, wait| take(&*lock, wait))
@@ -526,7 +580,8 @@ pub(crate) fn turns_process(job: &Job) {
             let (client, server) = (&client, &server);
             scope.spawn(move || {
                 let words: Vec<&str> = line.split(' ').collect();
-                let threads: usize = words[3].parse().unwrap();
+                // A thread of the same process would be noticed at once.
+                let threads = if words[1] == WANTED { 1 } else { words[3].parse().unwrap() };
                 let failed: u64 = thread::scope(|scope| {
                     let threads: Vec<_> = (0..threads)
                         .map(|at| {
@@ -575,6 +630,10 @@ fn take_turns_here(client: &Client, server: &redis::Client, words: &[&str], at: 
                 };
                 let seen = check(enter, &[]);
                 thread::sleep(hold);
+                if kind == WANTED && !held.hears(end) {
+                    println!("a holder of {name} has not heard of waiters");
+                    failed += 1;
+                }
                 check(leave, &[&seen, side, &waited]);
                 failed += u64::from(held.release().is_err());
             }
