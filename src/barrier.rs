@@ -195,6 +195,12 @@ impl CyclicBarrier {
     /// confirm that the barrier is broken, the error has an [unknown
     /// outcome](Error::outcome_unknown): the other parties may pass. The other errors are those of
     /// [`wait`](Self::wait).
+    ///
+    /// # Blocking
+    ///
+    /// Blocks until all parties have arrived, or an error or the cancel ends the wait. After a
+    /// cancel, the call blocks for up to 50 ms more to break the barrier, as in
+    /// [`wait_for`](Self::wait_for).
     pub fn wait_cancellable(&self, token: &CancelToken) -> Result<u32, Error> {
         self.pass(token.into())?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
@@ -208,6 +214,11 @@ impl CyclicBarrier {
     /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled: the barrier
     /// breaks, as in [`wait_cancellable`](Self::wait_cancellable). The other errors are those of
     /// [`wait_for`](Self::wait_for).
+    ///
+    /// # Blocking
+    ///
+    /// Blocks for as long as `wait` allows: see [`wait_for`](Self::wait_for) and
+    /// [`wait_cancellable`](Self::wait_cancellable).
     pub fn wait_within<'a>(&self, wait: impl Into<Wait<'a>>) -> Result<Waited<u32>, Error> {
         self.pass(wait.into()).map(Waited::of)
     }

@@ -316,6 +316,10 @@ impl LeaderElection {
     /// # Errors
     ///
     /// The errors of [`campaign`](Self::campaign): this process does not lead.
+    ///
+    /// # Blocking
+    ///
+    /// Blocks for at most `wait`: see [`Lock::try_lock_for`](crate::Lock::try_lock_for).
     pub fn try_campaign_for(&self, wait: Duration) -> Result<Attempt<Leadership>, Error> {
         self.take(wait.into()).map(Attempt::of)
     }
@@ -326,6 +330,10 @@ impl LeaderElection {
     /// # Errors
     ///
     /// The errors of [`campaign`](Self::campaign): this process does not lead.
+    ///
+    /// # Blocking
+    ///
+    /// Blocks at most until `deadline`: see [`try_campaign_for`](Self::try_campaign_for).
     pub fn try_campaign_until(&self, deadline: Instant) -> Result<Attempt<Leadership>, Error> {
         self.take(deadline.into()).map(Attempt::of)
     }
@@ -336,6 +344,11 @@ impl LeaderElection {
     ///
     /// [`Cancelled`](ErrorKind::Cancelled) if `token` was cancelled: this process does not lead.
     /// The other errors are those of [`campaign`](Self::campaign).
+    ///
+    /// # Blocking
+    ///
+    /// Blocks until this process leads, or an error or the cancel ends the wait. A cancel ends the
+    /// wait at once, even during a request.
     pub fn campaign_cancellable(&self, token: &CancelToken) -> Result<Leadership, Error> {
         self.take(token.into())?.ok_or_else(|| Error::shut_down(&self.site().name))
     }
@@ -347,6 +360,11 @@ impl LeaderElection {
     ///
     /// [`Cancelled`](ErrorKind::Cancelled) if the token of `wait` was cancelled: this process does
     /// not lead. The other errors are those of [`campaign`](Self::campaign).
+    ///
+    /// # Blocking
+    ///
+    /// Blocks for as long as `wait` allows: see [`try_campaign_for`](Self::try_campaign_for) and
+    /// [`campaign_cancellable`](Self::campaign_cancellable).
     pub fn campaign_within<'a>(
         &self,
         wait: impl Into<Wait<'a>>,
@@ -632,6 +650,10 @@ impl Leadership {
     /// [`LeaseLost`](ErrorKind::LeaseLost) if this leader was deposed,
     /// [`EndsTooSoon`](ErrorKind::EndsTooSoon) if it leads but may be deposed within `slack`,
     /// [`Forked`](ErrorKind::Forked) in a forked child.
+    ///
+    /// # Blocking
+    ///
+    /// Blocks as [`LockGuard::check`](crate::LockGuard::check) does: usually not at all.
     pub fn check(&self, slack: Duration) -> Result<(), Error> {
         if self.is_leader() {
             return self.guard.check(slack.saturating_add(self.resigns.0.grace));

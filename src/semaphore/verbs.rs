@@ -93,6 +93,10 @@ macro_rules! permit_verbs {
                 /// # Errors
                 ///
                 /// The errors of [`acquire`](Self::acquire).
+                ///
+                /// # Blocking
+                ///
+                /// Blocks at most until `deadline`: see [`try_acquire_for`](Self::try_acquire_for).
                 pub fn try_acquire_until(&self, deadline: Instant) -> Result<Attempt<$one>, Error> {
                     self.take_one(deadline.into()).map(Attempt::of)
                 }
@@ -158,6 +162,11 @@ macro_rules! permit_verbs {
                 /// # Errors
                 ///
                 /// The errors of [`try_acquire`](Self::try_acquire).
+                ///
+                /// # Blocking
+                ///
+                /// Blocks as [`try_acquire`](Self::try_acquire) does. If `permits` is zero, does
+                /// not block.
                 pub fn try_acquire_many(&self, permits: u32) -> Result<Attempt<$many>, Error> {
                     self.take(permits, Wait::NONE).map(Attempt::of)
                 }
@@ -168,6 +177,10 @@ macro_rules! permit_verbs {
                 /// # Errors
                 ///
                 /// The errors of [`acquire_many`](Self::acquire_many).
+                ///
+                /// # Blocking
+                ///
+                /// Blocks for at most `wait`: see [`try_acquire_for`](Self::try_acquire_for).
                 pub fn try_acquire_many_for(
                     &self,
                     permits: u32,
@@ -182,6 +195,10 @@ macro_rules! permit_verbs {
                 /// # Errors
                 ///
                 /// The errors of [`acquire_many`](Self::acquire_many).
+                ///
+                /// # Blocking
+                ///
+                /// Blocks at most until `deadline`: see [`try_acquire_for`](Self::try_acquire_for).
                 pub fn try_acquire_many_until(
                     &self,
                     permits: u32,
@@ -196,6 +213,11 @@ macro_rules! permit_verbs {
                 /// # Errors
                 ///
                 /// The errors of [`acquire_cancellable`](Self::acquire_cancellable).
+                ///
+                /// # Blocking
+                ///
+                /// Blocks as [`acquire_many`](Self::acquire_many) does, but at most until the
+                /// cancel. A cancel ends the wait at once, even during a request.
                 pub fn acquire_many_cancellable(
                     &self,
                     permits: u32,
@@ -210,6 +232,11 @@ macro_rules! permit_verbs {
                 /// # Errors
                 ///
                 /// The errors of [`acquire_within`](Self::acquire_within).
+                ///
+                /// # Blocking
+                ///
+                /// Blocks for as long as `wait` allows: see
+                /// [`acquire_within`](Self::acquire_within).
                 pub fn acquire_many_within<'a>(
                     &self,
                     permits: u32,
