@@ -82,7 +82,7 @@ pub struct LeaderElection {
 }
 
 /// Whether a process leads, as [`LeaderElection::health`] returns it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Health {
     /// This process leads.

@@ -140,7 +140,7 @@ impl<O: Observer + ?Sized> Observer for Box<O> {
 /// event.time = Duration::from_millis(30);
 /// assert_eq!(event.permits, 1);
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Event<'a, T = ()> {
     /// The name of the lock.

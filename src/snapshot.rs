@@ -7,7 +7,7 @@ use crate::client::Client;
 use crate::observe::Kind;
 
 /// The state of a client at a moment. Made by [`Client::snapshot`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Snapshot {
@@ -46,7 +46,7 @@ pub struct Counts {
 }
 
 /// A lock or a permit that a client has.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Held {
@@ -73,7 +73,7 @@ pub struct Held {
 }
 
 /// A wait of one of a client's threads.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Waiting {

@@ -41,7 +41,7 @@ pub use crate::snapshot::{Counts, Held, ServerState, Snapshot, Waiting};
 /// println!("{} processes wait", status.queue.len());
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Status {
@@ -66,7 +66,7 @@ pub struct Status {
 
 /// The kind of synchronizer of a name, as far as the name's keys show it. A client knows more about
 /// its own synchronizers: see [`Kind`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum StatusKind {
@@ -93,7 +93,7 @@ pub enum StatusKind {
 }
 
 /// An owner that has a lock or a permit.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Holder {
@@ -122,7 +122,7 @@ pub struct Holder {
 }
 
 /// An owner in a queue.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Waiter {

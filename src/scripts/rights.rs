@@ -23,7 +23,7 @@ use super::{Mode, Trouble, needing, query};
 /// let rules = [Rights::Connect, Rights::Locks].map(|rights| rights.acl_rules("orders").join(" "));
 /// println!("ACL SETUSER app on >PASSWORD {}", rules.join(" "));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Rights {
     /// For each client.

@@ -15,7 +15,7 @@
 ///
 /// The compiler warns if a program ignores the result, as in `ready.wait_for(limit)?;`. A program
 /// that ignores the result would continue as if all workers were ready.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "it says whether the wait timed out"]
 pub enum Waited<T = ()> {
     /// The event happened within the limit. For a barrier, this has the number of parties that had
