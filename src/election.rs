@@ -82,6 +82,19 @@ pub struct LeaderElection {
 }
 
 /// Whether a process leads, as [`LeaderElection::health`] returns it.
+///
+/// ```
+/// use redlatch::election::Health;
+///
+/// fn text(health: Health) -> String {
+///     match health {
+///         Health::Leads => "leader".to_owned(),
+///         Health::Follows => "standby".to_owned(),
+///         Health::Overdue(since) => format!("deposed {since:?} ago, and still at work"),
+///         _ => "unknown".to_owned(), // a later version may have more variants
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Health {
@@ -95,6 +108,17 @@ pub enum Health {
 }
 
 /// The recorded leader of an election.
+///
+/// ```no_run
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// match client.leader_election("scheduler").leader()? {
+///     Some(leader) if leader.is(&client) => println!("this process leads"),
+///     Some(leader) => println!("{} on {} leads, token {}", leader.who, leader.host, leader.token),
+///     None => println!("nobody leads"),
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -581,6 +605,21 @@ fn scripts(site: &Site) -> ElectionScripts<'_> {
 
 /// The guard of a process that leads. A drop resigns, so that the next candidate leads. The guard
 /// can be sent to another thread.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # fn schedule(_: redlatch::FencingToken) {}
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let leadership = client.leader_election("scheduler").campaign()?;
+/// leadership.on_deposed(|why| eprintln!("stop the work: {why}"));
+/// while leadership.check(Duration::from_secs(2)).is_ok() {
+///     schedule(leadership.token()); // takes less than 2 s
+/// }
+/// leadership.resign()
+/// # }
+/// ```
 #[must_use = "dropping it resigns at once"]
 pub struct Leadership {
     // This field comes before the guard, so that the record is removed before the lock is released.

@@ -7,6 +7,17 @@ use crate::client::Client;
 use crate::observe::Kind;
 
 /// The state of a client at a moment. Made by [`Client::snapshot`].
+///
+/// ```no_run
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let snapshot = client.snapshot();
+/// for held in &snapshot.held {
+///     println!("{} ({:?}): held for {:?}, {:?} left", held.name, held.kind, held.held, held.left);
+/// }
+/// println!("{} holds were lost so far", snapshot.counts.lost);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

@@ -148,6 +148,16 @@ pub struct Waiter {
 }
 
 /// A server's description of itself. Made by [`Client::server_infos`].
+///
+/// ```no_run
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// for server in client.server_infos()? {
+///     let version = server.field("redis_version").unwrap_or("unknown");
+///     println!("{}: version {version}", server.address);
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerInfo {

@@ -133,6 +133,17 @@ impl<L: ?Sized, O> LockGuard<L, O> {
 
 /// One of the locks of a [`MultiLockGuard`](crate::MultiLockGuard), for scripts under that lock.
 /// [`part`](LockGuard::part) returns a `PartGuard`.
+///
+/// ```no_run
+/// # fn main() -> Result<(), redlatch::Error> {
+/// let client = redlatch::Client::connect("redis://127.0.0.1:6379")?;
+/// let guard = client.multi_lock(["stock", "orders"])?.lock()?;
+/// if let Some(stock) = guard.part("stock") {
+///     stock.command("DECR", &["stock:count"], &[])?; // refused if the lock "stock" is lost
+/// }
+/// guard.unlock()
+/// # }
+/// ```
 #[derive(Clone, Copy)]
 pub struct PartGuard<'a> {
     held: &'a HeldLock,

@@ -75,6 +75,16 @@ impl Script {
 }
 
 /// The result of a [`Script`], or a part of it.
+///
+/// ```
+/// use redlatch::Value;
+///
+/// let value = Value::List(vec![Value::Int(7), Value::Bytes(b"red".to_vec()), Value::Nil]);
+/// let Value::List(parts) = value else { return };
+/// assert_eq!(parts[0].as_int(), Some(7));
+/// assert_eq!(parts[1].as_bytes(), Some(&b"red"[..]));
+/// assert_eq!(parts[2], Value::Nil);
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Value {
