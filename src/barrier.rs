@@ -771,8 +771,8 @@ impl BarrierSite {
     /// Takes an arrival back in the background, until the server has answered or it is too late.
     fn leave_later(self: &Arc<Self>, leaving: LeavingParty) {
         let mut left = self.left.lock();
-        // If several parties have left before their arrivals were sent, one of them is enough to
-        // break the barrier. The party that left last is kept, because it has the latest deadline.
+        // If several parties have left and have sent no request, one of them is enough to break the
+        // barrier. The party that left last is kept, because it has the latest deadline.
         let is_stale = |it: &LeavingParty| !leaving.is_sent && !it.is_sent && !it.may_come;
         let stale = left.parties.iter().position(is_stale).and_then(|at| left.parties.remove(at));
         left.parties.push_back(leaving);
