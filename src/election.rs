@@ -202,7 +202,7 @@ impl LeaderElection {
     /// while programs run. The call returns these errors:
     ///
     /// - [`Config`](ErrorKind::Config), [`Denied`](ErrorKind::Denied) and
-    ///   [`WrongType`](ErrorKind::WrongType), which need somebody change of the program or the server.
+    ///   [`WrongType`](ErrorKind::WrongType), which need a change of the program or the server.
     /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`],
     ///   [`Forked`](ErrorKind::Forked) in a forked child.
     ///

@@ -168,7 +168,7 @@ pub struct ServerInfo {
 
 impl ServerInfo {
     /// Returns a field of the server's reply to `INFO`, such as `redis_version`. Returns `None` if
-    /// the answer reply lacks this the field, or the user lacks the right to `INFO`.
+    /// the reply lacks the field, or the user lacks the right to `INFO`.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&str> {
         self.info.field(name)
