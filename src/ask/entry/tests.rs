@@ -70,7 +70,7 @@ fn step(entry: &mut EntryMachine<char>, now: u64, event: Event) -> Action {
             Some(Action::GiveBack { undo, details })
         }
     };
-    done.unwrap_or(Action::Then(Then::Sleep { until: entry.ask_at() }))
+    done.unwrap_or_else(|| sleep_until(entry.ask_at()))
 }
 
 fn sleep_until(until: u64) -> Action {
