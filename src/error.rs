@@ -278,11 +278,13 @@ impl Error {
     ///   client releases in the background anything that the server granted: you may call it again.
     /// - A call that *gives back* (`unlock`, a permit's `release`, `release_many`,
     ///   `release_forgotten`, `count_down`) is repeated in the background: do not call it again.
-    ///   The client also repeats the release after a failed `leave_to_expire`.
+    ///   The client also repeats the release after a failed `leave_to_expire` or `into_ticket`.
     /// - A call that *sets* (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
     ///   `try_set_count`, `update_lease_time`, `delete`, and also `release_forgotten_if_exists`) is not
     ///   repeated: look at the state before you call it again.
     /// - `extend` has not made the lease longer, as far as the guard knows: you may call it again.
+    /// - `adopt` may have taken the ticket's lock, and the client does not release it: call it
+    ///   again. The second call is the same adoption.
     /// - A call that waits at a barrier may have arrived: the other parties may pass.
     ///
     /// If the client cannot repeat a request in the background (because the client has ended, or

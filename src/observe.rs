@@ -91,7 +91,8 @@ pub trait Observer: Send + Sync + 'static {
     /// error, or `None` if the time limit has passed or the call does not wait.
     fn gave_up(&self, _event: &Event<'_, Option<ErrorKind>>) {}
 
-    /// The thread has released the lock, or waits on a condition. `time` is the length of the hold.
+    /// The thread has released the lock, has given it to a ticket, or waits on a condition. `time`
+    /// is the length of the hold.
     fn released(&self, _event: &Event<'_>) {}
 
     /// The hold was lost. `time` is the length of the hold. `how` says why it was lost.
@@ -207,7 +208,8 @@ impl Kind {
 pub enum Way {
     /// The lock was free, so the server granted the request.
     Free,
-    /// Another process released the lock, and the server handed it on.
+    /// Another process released the lock, and the server handed it on. Or another process gave the
+    /// lock to a ticket, which this client has adopted.
     HandedOn,
     /// A thread of this process passed the lock on, or shares it.
     Passed,

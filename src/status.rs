@@ -117,7 +117,8 @@ pub struct Holder {
         serde(rename = "asked_at_ms", serialize_with = "crate::json::some_unix_millis")
     )]
     pub asked: Option<SystemTime>,
-    /// The owner's process. `None` if it is unknown.
+    /// The owner's process. `None` if it is unknown, or if a [`Ticket`](crate::Ticket) has the
+    /// lock.
     pub process: Option<OwnerProcess>,
 }
 

@@ -1,7 +1,7 @@
 //! Tickets: a lock goes from one client to another, and is never free in between.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -147,36 +147,47 @@ fn waiters_wait_on_and_get_the_lock_after_the_adopter() {
 }
 
 /// A thread of the adopter's process waits in Redis's queue. If the adoption took the leadership
-/// from it, the next thread would make a second entry.
+/// from it, the release would make another thread of the process lead, with an entry of its own.
 #[test]
 fn an_adoption_beside_waiting_threads_of_its_process_leaves_them_in_line() {
     let server = server();
-    let (giver, taker) = (client(&server), client(&server));
+    let (giver, taker, third) = (client(&server), client(&server), client(&server));
     let mut redis = server.connection();
     let ticket = ticket(&giver, "beside");
-    let inside = Arc::new(AtomicUsize::new(0));
-    let wait_for_it = || {
-        let (lock, inside) = (taker.reentrant_lock("beside"), Arc::clone(&inside));
-        spawn(move || {
-            let guard = lock.lock().unwrap();
-            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
-            thread::yield_now();
-            inside.fetch_sub(1, Ordering::SeqCst);
-            guard.unlock().unwrap();
-        })
-    };
-    let first = wait_for_it();
+    let lock = taker.reentrant_lock("beside");
+    let (leave, told) = mpsc::channel::<()>();
+    let waits = lock.clone();
+    let first = spawn(move || {
+        let guard = waits.lock().unwrap();
+        told.recv().unwrap();
+        guard.unlock().unwrap();
+    });
     wait_in_line(&server, "beside", 1);
+    let theirs = third.reentrant_lock("beside");
+    let theirs = spawn(move || theirs.lock().unwrap().unlock().unwrap());
+    wait_in_line(&server, "beside", 2);
     let guard = taker.adopt(&ticket).unwrap();
-    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
-    let others = [(); 3].map(|()| wait_for_it());
-    others.iter().for_each(Running::wait_queued);
-    assert_eq!(redis.llen::<_, usize>("redlatch_queue:{beside}").unwrap(), 1);
-    assert!(!first.is_finished() && guard.is_held());
-    inside.fetch_sub(1, Ordering::SeqCst);
+    let later = [(); 3].map(|()| {
+        let lock = lock.clone();
+        spawn(move || lock.lock().unwrap().unlock().unwrap())
+    });
+    later.iter().for_each(Running::wait_queued);
+    let own = guard.owner().unwrap().to_string();
+    assert!(guard.is_held() && !first.is_finished() && !theirs.is_finished());
+    wait_in_line(&server, "beside", 2);
     guard.unlock().unwrap();
+    wait_until("the first in line has it", SOON, || {
+        let now = owner(&mut redis, "beside").unwrap();
+        now.starts_with(taker.id()) && now != own
+    });
+    for _ in 0..10 {
+        assert_eq!(redis.llen::<_, usize>("redlatch_queue:{beside}").unwrap(), 1, "the third's");
+        thread::sleep(UNIT / 10);
+    }
+    leave.send(()).unwrap();
     first.join();
-    others.into_iter().for_each(Running::join);
+    theirs.join();
+    later.into_iter().for_each(Running::join);
     wait_free(&server, "beside", SOON);
 }
 
@@ -300,6 +311,31 @@ fn an_adoption_without_a_reply_is_repeated_as_the_same_one() {
         is_not_held(taker.adopt_fenced(&ticket));
         assert_eq!(owner(&mut redis, "repeated"), None);
     }
+}
+
+/// The release got no answer, so the client may end the adopted hold at any time. Without this, a
+/// second guard of the same owner could lose the lock to that release.
+#[test]
+fn a_ticket_is_not_adopted_again_while_the_end_of_its_hold_is_unknown() {
+    let server = server();
+    let proxy = Proxy::before(&server);
+    let (giver, taker) = (client(&server), behind_proxy(&server, &proxy));
+    let ticket = ticket(&giver, "ended");
+    let guard = taker.adopt(&ticket).unwrap();
+    let own = guard.owner().unwrap().to_string();
+    let (releases, theirs) = (own.clone(), ticket.owner().to_string());
+    // An adoption names both owners, and a release names the adopter's only.
+    proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, move |bytes| {
+        contains(bytes, &releases) && !contains(bytes, &theirs)
+    });
+    let error = guard.unlock().unwrap_err();
+    assert!(error.outcome_unknown(), "{error}");
+    assert_eq!(owner(&mut server.connection(), "ended").unwrap(), own);
+    on(&proxy, ticket.owner().to_string(), 1, Action::LoseReply);
+    is_not_held(taker.adopt(&ticket));
+    proxy.clear_rules();
+    wait_free(&server, "ended", SOON);
+    is_not_held(taker.adopt(&ticket));
 }
 
 #[test]
