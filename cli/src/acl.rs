@@ -7,7 +7,7 @@ use redlatch::Rights;
 
 use crate::args::Args;
 use crate::print;
-use crate::trouble::Trouble;
+use crate::trouble::{CONFIG, Trouble, USAGE};
 
 /// The ways to use a name or a client. Each needs access rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -62,6 +62,12 @@ impl Use {
 
 /// Prints one line for `redis-cli`. Sends nothing to a server.
 pub(crate) fn acl(args: &Args, name: &str, uses: &[Use], user: &str) -> Result<u8, Trouble> {
+    if name.is_empty() {
+        return Err(Trouble::new(CONFIG, "the name is empty: a lock needs one"));
+    }
+    if user.is_empty() || user.contains(char::is_whitespace) {
+        return Err(Trouble::new(USAGE, "the user's name is empty, or has a space"));
+    }
     let name = format!("{}{name}", args.prefix());
     let uses = uses.iter().map(|it| it.rights());
     let rules = [Rights::Connect].into_iter().chain(uses);

@@ -26,11 +26,11 @@ pub(crate) fn unlock(args: &Args, name: &str, owner: Option<&Owner>) -> Result<u
         StatusKind::ReadWriteLock if is_read => Box::new(read_write.reader().clone()),
         StatusKind::ReadWriteLock => Box::new(read_write.writer().clone()),
         StatusKind::Free | StatusKind::Lock => Box::new(client.reentrant_lock(name)),
-        _ => return Err(Trouble::new(USAGE, format!("{name} is no lock"))),
+        _ => return Err(Trouble::new(USAGE, format!("{name} is not a lock"))),
     };
     for holder in &status.holders {
         let name = holder.process.as_ref().map_or("an unknown process", |process| &process.name);
-        say(format_args!("{name} loses it; owner {}", holder.owner));
+        say(format_args!("{name} loses the lock (owner {})", holder.owner));
     }
     done(lock.force_unlock()?, || format!("nobody has {name}"))
 }
@@ -53,7 +53,8 @@ pub(crate) fn latch(
     let latch = args.client()?.connect()?.count_down_latch(name);
     let is_done = match (set, wait) {
         (Some(count), _) => latch.try_set_count(count)?,
-        (None, Some(wait)) => !latch.wait_for(wait)?.timed_out(),
+        // If the server is away, the wait times out, too, and the count is unknown.
+        (None, Some(wait)) => !latch.wait_for(wait)?.timed_out() || latch.count()? == 0,
         (None, None) if count_down => latch.count_down().map(|()| true)?,
         (None, None) => return print(format!("{}\n", latch.count()?).as_bytes()),
     };

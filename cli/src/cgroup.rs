@@ -29,7 +29,10 @@ impl Cgroup {
             Ok(true) => fs::write(self.folder.join("cgroup.procs"), process.to_string()),
             // Without `cgroup.kill` the cgroup's processes could not be killed, and the lock would
             // be kept for ever.
-            _ => Err(Error::new(ErrorKind::Unsupported, "no cgroup.kill: it needs Linux 5.14")),
+            _ => Err(Error::new(
+                ErrorKind::Unsupported,
+                "there is no cgroup.kill, which needs Linux 5.14",
+            )),
         };
         taken.inspect_err(|_| self.remove())
     }

@@ -110,7 +110,7 @@ fn facts(server: &ServerInfo, is_cluster: bool) -> Vec<(&'static str, String, &'
         (true, false) => (
             "cluster",
             "yes, but the URL names one server".to_owned(),
-            "it serves some names only: use redis-cluster://",
+            "it serves only some of the names: use redis-cluster://",
         ),
         (true, true) => ("cluster", "yes".to_owned(), ""),
         (false, _) => ("cluster", "no".to_owned(), ""),

@@ -154,7 +154,7 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     command.process_group(i32::try_from(terminal).ok()?);
     let child = match command.stdin(OwnedFd::from(its)).spawn() {
         Ok(child) => child,
-        Err(error) => return failed(SOFTWARE, format!("no command: {error}")),
+        Err(error) => return failed(SOFTWARE, format!("cannot start the command: {error}")),
     };
     // From here on, only the command has its end of the socket.
     drop(command);
@@ -167,14 +167,14 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
     });
     let cgroup = match cgroup.transpose() {
         Ok(cgroup) => cgroup,
-        Err(error) => return failed(CONFIG, format!("no cgroup: {error}")),
+        Err(error) => return failed(CONFIG, format!("cannot make a cgroup: {error}")),
     };
     tell(&socket, format!("started {}\n", child.id()));
     // Writes need not wait, either, because `redlatch run` reads these few lines soon.
     let lines = socket.set_nonblocking(true).and_then(|()| socket.try_clone());
     let (lines, ended) = match lines.and_then(|lines| Ok((lines, watch(pid)?))) {
         Ok((lines, ended)) => (Some(BufReader::new(lines)), ended),
-        Err(error) => return failed(SOFTWARE, format!("no guardian: {error}")),
+        Err(error) => return failed(SOFTWARE, format!("cannot guard the command: {error}")),
     };
     let mut guardian = Guardian {
         pid,

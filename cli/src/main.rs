@@ -90,7 +90,7 @@ fn write(bytes: &[u8]) -> Result<bool, Trouble> {
     let mut stdout = std::io::stdout();
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(Trouble::new(SOFTWARE, format!("stdout: {error}"))),
+        Err(error) => Err(Trouble::new(SOFTWARE, format!("cannot write to stdout: {error}"))),
         Ok(()) => Ok(true),
     }
 }

@@ -28,6 +28,9 @@ use crate::process::Process;
 use crate::start;
 use crate::trouble::{CANNOT_RUN, LOST, NOT_FOUND, SOFTWARE, TOO_LONG, Trouble, USAGE, say};
 
+/// The limits of a lease that the watchdog renews.
+const SHORTEST: Duration = Duration::from_millis(10);
+const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 /// The default grace time, for a lease that is long enough.
 const GRACE: Duration = Duration::from_secs(5);
 /// How long before the end of the lease the command is killed, for a lease that is long enough. On
@@ -45,9 +48,13 @@ const SET_UP: Duration = Duration::from_secs(1);
 /// Takes the lock, runs the command, and returns the status.
 pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let job = Job::of(run)?;
+    if run.lease < SHORTEST || run.lease > LONGEST {
+        return Err(Trouble::new(USAGE, "--lease must be from 10 ms to 365 days"));
+    }
     // A renewal must arrive before the time at which the command is asked to end.
     if grace(run).saturating_add(margin(run)) > run.lease / 2 {
-        let message = "the grace time is too long for the lease: it may be two fifths of it";
+        let longest = (run.lease / 2).saturating_sub(margin(run));
+        let message = format!("--kill-grace is too long for the lease: at most {longest:.1?}");
         return Err(Trouble::new(USAGE, message));
     }
     let signals = Heard::start()?;
@@ -61,7 +68,8 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
         // A cron job with status 0 must not cause a mail, so nothing is printed.
         Ok(None) if run.conflict_exit_code == 0 && !run.verbose => return Ok(0),
         Ok(None) => {
-            let message = format!("{} was not had within {:.1?}", job.name, begun.elapsed());
+            let free = if run.permits.is_some() { "had no free permit" } else { "was not free" };
+            let message = format!("{} {free} within {:.1?}", job.name, begun.elapsed());
             return Err(Trouble::expected(run.conflict_exit_code, message));
         }
         Err(error) if error.kind() == ErrorKind::Cancelled => return Ok(signals.status()),
@@ -75,7 +83,7 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
         (left >= Duration::from_millis(1)).then_some(left)
     };
     if run.verbose {
-        say(format_args!("{} had after {:.1?}", job.name, begun.elapsed()));
+        say(format_args!("{} taken after {:.1?}", job.name, begun.elapsed()));
     }
     let (events, told) = channel();
     // A lock that another process has handed on has a lease of only 2 s at first.
@@ -101,7 +109,7 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     work.begin(run, &held)?;
     let ended = work.see_through(run, &held, &told);
     if work.lost {
-        say(format_args!("{} was lost, and the command stopped", job.name));
+        say(format_args!("{} was lost, so the command was stopped", job.name));
         // There is nothing to release. The client's drop could wait for an unreachable server.
         std::process::exit(LOST.into());
     }
@@ -147,13 +155,18 @@ impl Job {
     fn of(run: &Run) -> Result<Self, Trouble> {
         let mut words = run.words.clone();
         let name = words.remove(0).into_string();
-        let name = name.map_err(|_| Trouble::new(USAGE, "the lock's name is no UTF-8"))?;
+        let name = name.map_err(|_| Trouble::new(USAGE, "the lock's name is not UTF-8"))?;
         let is_shell = |word: &OsString| word == "-c" || word == "--command";
         // As in flock(1), -c may also come after the name.
         let script = match (&run.command, &words[..]) {
             (Some(script), []) => Some(script.clone()),
             (None, [option, script]) if is_shell(option) => Some(script.clone()),
-            (Some(_), _) => return Err(Trouble::new(USAGE, "-c is the whole command")),
+            (Some(_), _) => {
+                return Err(Trouble::new(
+                    USAGE,
+                    "there is a command after the name, and another one after -c",
+                ));
+            }
             (None, _) => None,
         };
         if let Some(script) = script {
@@ -161,7 +174,7 @@ impl Job {
             words = vec![shell.unwrap_or_else(|| "/bin/sh".into()), "-c".into(), script];
         }
         let Some(command) = words.first() else {
-            return Err(Trouble::new(USAGE, "there is no command behind the lock's name"));
+            return Err(Trouble::new(USAGE, "there is no command after the lock's name"));
         };
         Ok(Self { name, program: find(command)?, words })
     }
@@ -184,7 +197,7 @@ fn find(command: &OsStr) -> Result<PathBuf, Trouble> {
     }
     let exists = found.iter().any(|path| is_file(path)) || shown.contains('/') && found[0].exists();
     Err(if exists {
-        Trouble::new(CANNOT_RUN, format!("{shown}: cannot be run"))
+        Trouble::new(CANNOT_RUN, format!("{shown}: not an executable file"))
     } else {
         Trouble::new(NOT_FOUND, format!("{shown}: no such command"))
     })
@@ -218,7 +231,7 @@ struct Heard(Arc<Mutex<Hears>>);
 
 impl Heard {
     fn start() -> Result<Self, Trouble> {
-        let failed = |error| Trouble::new(SOFTWARE, format!("signals: {error}"));
+        let failed = |error| Trouble::new(SOFTWARE, format!("cannot receive signals: {error}"));
         let mut signals = Signals::new(guardian::signals()).map_err(failed)?;
         let hears = Self(Arc::new(Mutex::new(Hears::Nothing)));
         let heard = hears.clone();
@@ -305,7 +318,7 @@ struct Work {
 }
 
 fn no_guardian(error: std::io::Error) -> Trouble {
-    Trouble::new(SOFTWARE, format!("no guardian: {error}"))
+    Trouble::new(SOFTWARE, format!("cannot start the guardian: {error}"))
 }
 
 impl Work {
@@ -496,7 +509,10 @@ impl Work {
             // The command ended by itself, or by the kill above. (The guardian's death also kills
             // the command.)
             (None, Some(status)) if given_up => Ok(status),
-            (None, _) => Err(Trouble::new(SOFTWARE, "the guardian was killed, and the command")),
+            (None, _) => Err(Trouble::new(
+                SOFTWARE,
+                "the guardian was killed, so the command was killed, too",
+            )),
         }
     }
 

@@ -28,7 +28,7 @@ pub(crate) fn top(args: &Args, pattern: &str, every: Duration, json: bool) -> Re
         return print(&client, pattern, every, json);
     }
     let scans = scan(client, pattern.to_owned(), every)?;
-    let failed = |error| Trouble::new(SOFTWARE, format!("the terminal: {error}"));
+    let failed = |error| Trouble::new(SOFTWARE, format!("cannot use the terminal: {error}"));
     let mut terminal = ratatui::try_init().map_err(failed)?;
     let ended = Screen::default().show(&mut terminal, &scans);
     ratatui::restore();
@@ -80,7 +80,7 @@ fn scan(client: Client, pattern: String, every: Duration) -> Result<Receiver<Sca
         }
     };
     let started = thread::Builder::new().name("scan".to_owned()).spawn(scan);
-    started.map_err(|error| Trouble::new(SOFTWARE, format!("no thread: {error}")))?;
+    started.map_err(|error| Trouble::new(SOFTWARE, format!("cannot start a thread: {error}")))?;
     Ok(seen)
 }
 

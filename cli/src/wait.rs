@@ -19,7 +19,7 @@ pub(crate) fn wait(args: &Args, name: &str, limit: Option<Duration>) -> Result<u
     let client = args.client()?.connect()?;
     let (begun, status) = (Instant::now(), client.status(name)?);
     if !is_lock(status.kind) {
-        return Err(Trouble::new(USAGE, format!("{name} is no lock")));
+        return Err(Trouble::new(USAGE, format!("{name} is not a lock")));
     }
     if is_free_lock(&status) {
         return Ok(0);
@@ -29,6 +29,7 @@ pub(crate) fn wait(args: &Args, name: &str, limit: Option<Duration>) -> Result<u
         StatusKind::ReadWriteLock => Box::new(client.read_write_lock(name).writer().clone()),
         _ => Box::new(client.reentrant_lock(name)),
     };
+    let is_over = || limit.is_some_and(|limit| begun.elapsed() >= limit);
     let mut away = None;
     loop {
         let left = match lock.remaining_lease() {
@@ -39,6 +40,7 @@ pub(crate) fn wait(args: &Args, name: &str, limit: Option<Duration>) -> Result<u
             }
             Err(error)
                 if error.is_transient()
+                    && !is_over()
                     && away.get_or_insert_with(Instant::now).elapsed() < OUTAGE =>
             {
                 LOOK

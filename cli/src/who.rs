@@ -54,7 +54,7 @@ pub(crate) fn word(kind: StatusKind) -> &'static str {
         StatusKind::ExpirableSemaphore => "expirable semaphore",
         StatusKind::CountDownLatch => "latch",
         StatusKind::Number => "semaphore or latch",
-        _ => "no lock: another program's data",
+        _ => "not a lock, but another program's data",
     }
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn seconds(time: Duration) -> String {
 
 fn asked(at: Option<SystemTime>) -> String {
     let ago = at.map(|at| SystemTime::now().duration_since(at).unwrap_or_default());
-    ago.map_or_else(String::new, |ago| format!("; asked {} ago by its clock", seconds(ago)))
+    ago.map_or_else(String::new, |ago| format!("; asked for it {} ago by its clock", seconds(ago)))
 }
 
 /// Returns the text that `who` prints about one name.

@@ -69,6 +69,9 @@ fn a_latch_a_prefix_and_a_users_name_are_in_the_line() {
     assert_eq!(latch(&["--set", "1"]), (0, String::new()));
     assert_eq!(latch(&["--count-down"]), (0, String::new()));
     assert_eq!(latch(&["--wait", "9"]), (0, String::new()));
+    assert_eq!(ends("", &["acl", ""]).0, 78);
+    assert_eq!(ends("", &["acl", "orders", "--user", "bob +@all"]).0, 64);
+    assert_eq!(ends("", &["acl", "orders", "--user", ""]).0, 64);
     let line = output("", &["acl", "orders", "--user", "bob"]).stdout;
     assert!(line.starts_with(b"ACL SETUSER bob ~orders ~redlatch_"));
 }

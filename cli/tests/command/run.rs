@@ -40,7 +40,7 @@ fn a_lock_that_is_not_had_is_status_75_or_the_one_given() {
     assert!(begun.elapsed() >= Duration::from_millis(300));
     let (_, said) = ends(&url, &["run", "-n", "orders", "true"]);
     assert!(
-        said.starts_with("redlatch: orders was not had") && said.lines().count() == 1,
+        said.starts_with("redlatch: orders was not free") && said.lines().count() == 1,
         "{said}"
     );
     for words in [
@@ -51,10 +51,10 @@ fn a_lock_that_is_not_had_is_status_75_or_the_one_given() {
         assert_eq!(ends(&url, words).1, "", "{words:?}");
     }
     let (status, said) = ends(&url, &["run", "-n", "--verbose", "orders", "true"]);
-    assert!(status == 75 && said.contains("orders was not had"), "{said}");
+    assert!(status == 75 && said.contains("orders was not free"), "{said}");
     guard.unlock().unwrap();
     let (status, said) = ends(&url, &["run", "-n", "--verbose", "orders", "true"]);
-    assert!(status == 0 && said.contains("orders had after"), "{said}");
+    assert!(status == 0 && said.contains("orders taken after"), "{said}");
 }
 
 #[test]
@@ -77,6 +77,11 @@ fn errors_of_the_command_itself_end_with_the_statuses_of_sysexits() {
         &["run", "-k", "14", "orders", "true"],
         &["run", "--permits", "2", "--hold-at-least", "1s", "orders", "true"],
         &["run", "-w", "soon", "orders", "true"],
+        &["run", "-w", "99999999999999999999d", "orders", "true"],
+        &["run", "--lease", "0", "orders", "true"],
+        &["run", "--lease", "1ms", "orders", "true"],
+        &["run", "--lease", "366d", "orders", "true"],
+        &["run", "--permits", "0", "orders", "true"],
         &["run", "--on-wanted", "SIGNOTHING", "orders", "true"],
         &["run", "--on-wanted", "", "orders", "true"],
         &["run", "--permits", "2", "--on-wanted", "USR1", "orders", "true"],

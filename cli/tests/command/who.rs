@@ -153,7 +153,7 @@ fn control_characters_in_an_owner_do_not_reach_the_terminal() {
         }
     }
     let (_, said) = ends(&url, &["unlock", owner, "--force"]);
-    assert!(said.starts_with("redlatch: x\\u001b[2J\\n\\u009b31m is no lock"), "{said}");
+    assert!(said.starts_with("redlatch: x\\u001b[2J\\n\\u009b31m is not a lock"), "{said}");
     permit.release().unwrap();
     fair.unlock().unwrap();
 }
@@ -225,7 +225,7 @@ fn a_lock_is_freed_by_hand() {
             assert_eq!(ends(&url, &["unlock", "orders", "--owner", &another]).0, 75);
             if force {
                 let (status, said) = ends(&url, &["unlock", "orders", "--force"]);
-                assert!(status == 0 && said.contains("loses it"), "{options:?}: {said}");
+                assert!(status == 0 && said.contains("loses the lock"), "{options:?}: {said}");
             } else {
                 assert_eq!(ends(&url, &["unlock", "orders", "--owner", &owner]).0, 0);
             }
@@ -259,6 +259,22 @@ fn permits_and_latches_are_counted() {
     assert_eq!(prints(&url, &["latch", "ready"]), "1\n");
     assert_eq!(ends(&url, &["latch", "ready", "--count-down"]).0, 0);
     assert_eq!(ends(&url, &["latch", "ready", "--wait", "10"]).0, 0);
+}
+
+/// Otherwise it would say that the lock is taken, or the count not zero, without knowing it.
+#[test]
+fn the_limit_of_a_wait_is_an_outage_if_the_server_is_away_by_then() {
+    let server = server();
+    let url = server.url();
+    let lock = client(&server).reentrant_lock("orders").with_lease(Duration::from_secs(60));
+    lock.lock().unwrap().leave_to_expire().unwrap();
+    assert_eq!(ends(&url, &["latch", "ready", "--set", "1"]).0, 0);
+    let waits = [["wait", "orders", "--limit", "3"], ["latch", "ready", "--wait", "3"]];
+    let waits = waits.map(|words| redlatch(&url).args(words).spawn().unwrap());
+    thread::sleep(Duration::from_secs(1));
+    server.kill();
+    let statuses = waits.map(|mut it| it.wait().unwrap().code());
+    assert_eq!(statuses, [Some(69), Some(69)]);
 }
 
 #[test]
