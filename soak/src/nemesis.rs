@@ -294,15 +294,17 @@ impl Nemesis<'_> {
                 network.trickle(false);
             }),
             _ => {
+                let late = Duration::from_millis(rng.random_range(1..2000));
                 let actions = [
                     Action::LoseRequest,
+                    Action::LateRequest(late),
                     Action::LoseReply,
                     Action::DelayReply(Duration::from_millis(rng.random_range(10..1800))),
                     Action::Silence,
                 ];
                 let action = actions.choose(rng).copied().unwrap_or(Action::LoseReply);
                 let direction = match action {
-                    Action::LoseRequest => Direction::Request,
+                    Action::LoseRequest | Action::LateRequest(_) => Direction::Request,
                     _ => Direction::Reply,
                 };
                 let shots = rng.random_range(1..6);

@@ -2,7 +2,7 @@
 //! delivers them when they are due.
 
 use std::io::Read;
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::thread;
@@ -58,6 +58,14 @@ impl Pump {
                 self.connection.note(&command);
                 self.shared.count_command();
                 let action = self.shared.rule_for(Direction::Request, &command);
+                if let Some(Action::LateRequest(later)) = action {
+                    *self.connection.replies() = Replies::Swallow;
+                    let _ = self.connection.client.shutdown(Shutdown::Both);
+                    let _ = out.send(Item::Bytes { due, bytes, releases: None });
+                    let (due, bytes) = (due + later, command.to_vec());
+                    let _ = out.send(Item::Bytes { due, bytes, releases: None });
+                    return;
+                }
                 if action == Some(Action::LoseRequest) {
                     let _ = out.send(Item::Bytes { due, bytes, releases: None });
                     let _ = out.send(Item::Cut);
@@ -103,7 +111,7 @@ impl Pump {
             let bytes = chunk[..length].to_vec();
             if let Some(action) = self.rule_for_reply(&mut seen, &bytes) {
                 match action {
-                    Action::LoseRequest | Action::LoseReply => {
+                    Action::LoseRequest | Action::LoseReply | Action::LateRequest(_) => {
                         let _ = out.send(Item::Cut);
                         return;
                     }
@@ -155,7 +163,7 @@ impl Pump {
     fn replies_after(&self, action: Action) -> Replies {
         match action {
             Action::LoseRequest => Replies::Pass,
-            Action::LoseReply => Replies::Swallow,
+            Action::LoseReply | Action::LateRequest(_) => Replies::Swallow,
             Action::DelayReply(longer) => Replies::Delay(longer),
             Action::HoldReply => {
                 Replies::Hold { releases: self.shared.state().releases + 1, fired: false }

@@ -91,6 +91,18 @@ fn a_lost_request_never_happens() {
 }
 
 #[test]
+fn a_late_request_runs_after_later_ones_of_another_connection() {
+    let (server, proxy) = set_up();
+    let mut first = client(&proxy);
+    proxy.on_request("INCR", Action::LateRequest(Duration::from_millis(300)));
+    assert!(increase(&mut first).unwrap_err().is_connection_dropped());
+    let mut second = client(&proxy);
+    assert_eq!(increase(&mut second).unwrap(), 1);
+    proxy.wait_fired(1, SOON);
+    assert_eq!(count(&server), 2);
+}
+
+#[test]
 fn requests_before_a_lost_request_are_carried_out() {
     let (server, proxy) = set_up();
     let mut client = client(&proxy);
