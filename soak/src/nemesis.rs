@@ -28,6 +28,8 @@ const AFTER: u64 = ms(2000);
 const PULSE: Duration = Duration::from_millis(50);
 /// If the machine is late by this time, calls are delayed.
 const STOOD_STILL: u64 = ms(500);
+/// How often a fault is chosen until it is of a wanted kind.
+const CHOICES: usize = 20;
 /// The time limit until the servers work again.
 const BOUND: Duration = Duration::from_secs(60);
 
@@ -147,23 +149,38 @@ impl Nemesis<'_> {
         let mut rng = StdRng::seed_from_u64(self.seed ^ 0xabcd);
         while !self.is_over() {
             sleep(&mut rng, 50..1500);
-            let special = rng.random_bool(0.6);
-            match self.world {
-                World::One { server, network } if special => {
-                    if rng.random_bool(0.6) {
-                        self.harm_network(network, &mut rng);
-                    } else {
-                        self.harm_one(server, &mut rng);
-                    }
+            // If only some kinds are wanted, most choices cause no fault.
+            let before = self.count();
+            for _ in 0..CHOICES {
+                self.harm_a_server(&mut rng);
+                if self.count() > before || self.is_over() {
+                    break;
                 }
-                World::Sentinel(sentinels) if rng.random_ratio(1, 4) => {
-                    self.fail_over(sentinels, &mut rng);
+            }
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    fn harm_a_server(&self, rng: &mut StdRng) {
+        let special = rng.random_bool(0.6);
+        match self.world {
+            World::One { server, network } if special => {
+                if rng.random_bool(0.6) {
+                    self.harm_network(network, rng);
+                } else {
+                    self.harm_one(server, rng);
                 }
-                World::Cluster(cluster) if special => self.harm_cluster(cluster, &mut rng),
-                _ => {
-                    if let Some(server) = self.world.masters().choose(&mut rng) {
-                        self.harm_any(server, &mut rng);
-                    }
+            }
+            World::Sentinel(sentinels) if rng.random_ratio(1, 4) => {
+                self.fail_over(sentinels, rng);
+            }
+            World::Cluster(cluster) if special => self.harm_cluster(cluster, rng),
+            _ => {
+                if let Some(server) = self.world.masters().choose(rng) {
+                    self.harm_any(server, rng);
                 }
             }
         }
@@ -294,7 +311,8 @@ impl Nemesis<'_> {
                 network.trickle(false);
             }),
             _ => {
-                let late = Duration::from_millis(rng.random_range(1..2000));
+                // Mostly short, while the hold of the request still lasts.
+                let late = Duration::from_millis(1 << rng.random_range(0..11));
                 let actions = [
                     Action::LoseRequest,
                     Action::LateRequest(late),
