@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 
 use redis::Value;
 use redlatch_client::Dialer;
-use redlatch_in_memory::{Keys, Peers, Redis};
+use redlatch_in_memory::{Keys, Peers, Redis, refusal};
 use shuttle::rand::{Rng, thread_rng};
 
 use crate::scripts::eval::Script;
@@ -186,18 +186,18 @@ impl Keys for Locks {
 impl Locks {
     /// Runs a user's script. The arguments are the lock, the script's own argument and the owner.
     /// If the script's own argument begins with `may be late`, the script may run later. Then the
-    /// reply is nil, which represents a lost reply.
+    /// reply is a big number, which no script returns. It represents a lost reply.
     fn runs_or_is_late(&mut self, arguments: &[Vec<u8>]) -> Value {
         let [lock, argument, owner] = arguments else { panic!("not the model's script") };
         if argument.starts_with(b"may be late") && thread_rng().gen_bool(0.5) {
             self.late.push([lock.clone(), argument.clone(), owner.clone()]);
-            return Value::Nil;
+            return Value::BigNumber(b"1".to_vec());
         }
         if self.locks.get(lock) != Some(owner) {
-            return Value::Int(0);
+            return refusal("NOTHELD");
         }
         self.ran.push(argument.clone());
-        numbers(&[1])
+        Value::Int(1)
     }
 
     fn late_ones_run(&mut self) {

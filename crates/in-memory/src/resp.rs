@@ -48,6 +48,11 @@ pub(super) fn encode(value: &Value, in_resp3: bool, bytes: &mut Vec<u8>) {
             encode(&text(kind.to_string().as_bytes()), in_resp3, bytes);
             data.iter().for_each(|part| encode(part, in_resp3, bytes));
         }
+        Value::BigNumber(digits) => {
+            bytes.push(b'(');
+            bytes.extend_from_slice(digits);
+            bytes.extend_from_slice(b"\r\n");
+        }
         Value::ServerError(error) => {
             let (code, details) = (error.code(), error.details().unwrap_or_default());
             bytes.extend_from_slice(format!("-{code} {details}\r\n").as_bytes());

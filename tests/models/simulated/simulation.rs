@@ -708,8 +708,10 @@ impl<'a> Simulation<'a> {
         let keys = vec![self.locks[lock].site.lock.clone()];
         let call = Call { script: Script::Eval, keys, args: vec![owner.to_owned()] };
         match self.execute(lock, &call)? {
-            Value::Int(0) => self.summary.add("scripts after their hold", 1),
-            Value::Array(_) => {
+            Value::ServerError(error) if error.code() == "NOTHELD" => {
+                self.summary.add("scripts after their hold", 1);
+            }
+            Value::Int(1) => {
                 self.summary.add("scripts under a hold", 1);
                 self.locks[lock].check_eval(owner, sent)?;
             }
