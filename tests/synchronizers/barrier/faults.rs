@@ -213,7 +213,7 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
                     && contains(bytes, "silent")
                     && !contains(bytes, "redlatch_request");
                 let breaks = bytes.ends_with(b"\r\n$1\r\n0\r\n");
-                let is_now = has_arrived && (breaks || !is_sent);
+                let is_now = has_arrived && breaks == is_sent;
                 meets.fetch_or(is_now, Ordering::SeqCst) || is_now
             });
             let left = hasty.wait_for(UNIT * 5);
@@ -227,11 +227,9 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
             // when the time is over.
             match left {
                 Ok(left) => assert_eq!(left, Waited::TimedOut),
-                Err(error) => {
-                    let text = error.to_string();
-                    let is_late = text.contains("it has arrived is not known");
-                    assert!(is_late || text.contains("nothing was changed"), "{text}");
-                }
+                Err(error) if error.to_string().contains("it has arrived is not known") => {}
+                Err(error) if error.to_string().contains("nothing was changed") => {}
+                Err(error) => break error,
             }
             // A reset by another client could come before the request that gives the arrival up.
             wait_until("it is reset", SOON, || hasty.reset().is_ok_and(|was_there| was_there));
