@@ -12,8 +12,9 @@ use rustix::process::Signal;
 /// Its command says how often it got the signal.
 const COUNTS: &str = "n=0; trap 'n=$((n+1)); echo wanted $n' USR1; trap 'echo end $n; exit 0' TERM; \
                       echo on; while :; do sleep 0.05; done";
-/// The holder asks the server every second whether others wait.
-const ASKS_OFTEN: [&str; 4] = ["--lease", "3", "--on-wanted", "USR1"];
+/// The holder asks the server every three seconds whether others wait. The lease survives a machine
+/// that stands still for four seconds.
+const ASKS_OFTEN: [&str; 4] = ["--lease", "9", "--on-wanted", "USR1"];
 
 /// The option for a kind of lock, and a lock that it excludes.
 type Kind = (&'static [&'static str], fn(&Client) -> Box<dyn Lock>);
@@ -64,7 +65,7 @@ fn a_command_gets_no_signal_while_nobody_waits() {
     let server = server();
     let mut running = start(&server.url(), &ASKS_OFTEN, "orders", COUNTS);
     assert_eq!(running.line(), "on");
-    thread::sleep(Duration::from_millis(2_500));
+    thread::sleep(Duration::from_secs(4));
     running.signal(Signal::TERM);
     assert_eq!(running.line(), "end 0");
     assert_eq!(running.ends(), Some(0));
@@ -86,7 +87,7 @@ fn all_that_wait_at_the_same_time_cause_one_signal() {
         assert_eq!(running.line(), "wanted 1");
         scope.spawn(waits);
         wait_in_line(&client(&server), "orders", 2);
-        thread::sleep(Duration::from_millis(2_500));
+        thread::sleep(Duration::from_secs(4));
         gives_up.cancel();
     });
     running.signal(Signal::TERM);
@@ -104,9 +105,9 @@ fn a_command_gets_the_signal_again_when_others_come_to_wait_again() {
         scope.spawn(|| {
             let lock = client(&server).reentrant_lock("orders");
             while !is_done.load(Ordering::SeqCst) {
-                drop(lock.try_lock_for(Duration::from_millis(1_500)).unwrap());
+                drop(lock.try_lock_for(Duration::from_secs(4)).unwrap());
                 // The holder notices that nobody waits.
-                thread::sleep(Duration::from_millis(1_500));
+                thread::sleep(Duration::from_secs(4));
             }
         });
         let lines = [running.line(), running.line()];
