@@ -4,8 +4,8 @@
 //!
 //! A cut and a request for a longer lease use different connections, and the server may run the cut
 //! last. A cut and a request for a longer lease must therefore notice each other. The thread that
-//! asks for a longer lease raises `wanted` and then reads `to`. The renewer sets `to` and then
-//! reads `wanted` (all `SeqCst`). While a cut is on its way, or after the reply to a cut was lost,
+//! asks for a longer lease raises `Hold::prolonged` and then reads `to`. The renewer sets `to` and then
+//! reads `prolonged` (all `SeqCst`). While a cut is on its way, or after the reply to a cut was lost,
 //! a longer lease counts only up to the lease that the cut would leave.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -40,9 +40,9 @@ impl LeaseCut {
 
     /// Returns what the next renewal does with a lease that is longer than any thread has asked
     /// for. The renewer calls this before it sends a renewal, and sends one renewal of a hold at a
-    /// time. `wanted` is the longest lease that a thread has asked for, in nanoseconds.
-    pub(super) fn next(&self, wanted: impl Fn() -> u64) -> Longer {
-        let most = wanted();
+    /// time. `longest_asked` is the longest lease that a thread has asked for, in nanoseconds.
+    pub(super) fn next(&self, longest_asked: impl Fn() -> u64) -> Longer {
+        let most = longest_asked();
         let longest = Duration::from_nanos(most);
         if !self.is_due.load(Ordering::SeqCst) {
             return Longer::Reported(longest);
@@ -50,10 +50,10 @@ impl LeaseCut {
         let before = self.to.load(Ordering::SeqCst);
         let to = if before == 0 { most } else { before.min(most) };
         self.to.store(to, Ordering::SeqCst);
-        // This read comes after the store to `to`. A thread that asks for a lease raises the wanted
-        // lease before it reads `to`. Because of this order, the renewer or the asking thread sees
+        // This read comes after the store to `to`. A thread that asks for a lease raises
+        // `Hold::prolonged` before it reads `to`. Because of this order, the renewer or the asking thread sees
         // what the other has stored.
-        if wanted() == most {
+        if longest_asked() == most {
             return Longer::Cut(longest);
         }
         self.to.store(before, Ordering::SeqCst);

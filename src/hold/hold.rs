@@ -400,7 +400,7 @@ impl Hold {
 
     /// Returns the longest lease that one of the hold's threads has asked for, in nanoseconds. (A
     /// grant by message may have a longer lease.)
-    fn wanted(&self) -> u64 {
+    fn longest_asked(&self) -> u64 {
         self.prolonged.load(Ordering::SeqCst).max(self.terms.nanos())
     }
 
@@ -425,7 +425,7 @@ impl Hold {
 
     /// Returns what the next renewal does with a lease that is [too long](LeaseCut::next).
     pub(crate) fn longer(&self) -> Longer {
-        self.cut.next(|| self.wanted())
+        self.cut.next(|| self.longest_asked())
     }
 
     /// Takes the server's [answer](LeaseCut::heard) to a renewal that was sent with `longer`.

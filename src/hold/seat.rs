@@ -54,7 +54,7 @@ pub(crate) struct Pinned {
 struct SharedHold {
     beside: Beside,
     /// The time until which the tenants want the hold.
-    wanted: Wanted,
+    ends: LevelEnds,
 }
 
 #[derive(Debug)]
@@ -113,14 +113,14 @@ impl Beside {
 /// hangs. If a tenant with a long lease comes and leaves, the fixed lease of another tenant must
 /// not become longer.
 #[derive(Debug, Default)]
-struct Wanted {
+struct LevelEnds {
     /// The number of levels that the watchdog renews. A renewed level has no end of its own.
     endless: usize,
     /// The ends of the other levels, each with the number of levels that end at that time.
     ends: BTreeMap<u64, usize>,
 }
 
-impl Wanted {
+impl LevelEnds {
     fn add(&mut self, level: HoldLevel) {
         if level.is_watched() {
             self.endless += 1;
@@ -254,8 +254,8 @@ impl Seat {
                 None => (beside.remove(tenancy).levels.outer, LevelEnd::OthersStay),
             }
         };
-        shared.wanted.remove(gone);
-        self.tenancy.hold().ends_by(shared.wanted.until());
+        shared.ends.remove(gone);
+        self.tenancy.hold().ends_by(shared.ends.until());
         Some(end)
     }
 
@@ -263,8 +263,8 @@ impl Seat {
     #[inline]
     pub(crate) fn want(&mut self, level: HoldLevel) {
         if let Some(shared) = &mut self.shared {
-            shared.wanted.add(level);
-            self.tenancy.hold().ends_by(shared.wanted.until());
+            shared.ends.add(level);
+            self.tenancy.hold().ends_by(shared.ends.until());
         }
     }
 
@@ -282,7 +282,7 @@ impl Seat {
         let level = inner.unwrap_or(&mut levels.outer);
         let (ended, longer) = (*level, HoldLevel { ends: level.ends.max(until), ..*level });
         *level = longer;
-        self.shared.as_mut()?.wanted.remove(ended);
+        self.shared.as_mut()?.ends.remove(ended);
         self.want(longer);
         Some(longer)
     }
@@ -335,7 +335,7 @@ impl Seat {
         };
         let all = match &self.shared {
             None => watching(&self.tenancy, &self.levels),
-            Some(shared) if shared.wanted.endless == 0 => None,
+            Some(shared) if shared.ends.endless == 0 => None,
             // If several tenants share the hold, `max_hold` counts from the arrival of the last
             // tenant, and the lease is the longest lease of all tenants.
             Some(_) => self

@@ -472,7 +472,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
 impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
     /// Takes the lock. Returns `None` if the wait ended first.
     #[inline]
-    fn acquire<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Option<Self>, Error> {
+    fn attempt<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Option<Self>, Error> {
         let Some(mut held) = Lock::acquire(lock, &O::thread(), wait)? else { return Ok(None) };
         each!(&mut held, held => held.leave_beneath());
         Ok(Some(Self::new(held)))
@@ -483,13 +483,13 @@ impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
         lock: &K,
         wait: Wait<'_>,
     ) -> Result<Attempt<Self>, Error> {
-        Self::acquire(lock, wait).map(Attempt::of)
+        Self::attempt(lock, wait).map(Attempt::of)
     }
 
     /// Takes the lock. Only an error can end the wait early.
     #[inline]
     pub(super) fn take<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Self, Error> {
-        Self::acquire(lock, wait)?.ok_or_else(|| Error::shut_down(&lock.name().into()))
+        Self::attempt(lock, wait)?.ok_or_else(|| Error::shut_down(&lock.name().into()))
     }
 }
 

@@ -52,7 +52,7 @@ pub(super) fn acquire_of(
     let acquired = waiting::acquire(&Hooks { handle, together }, (core, name), &claim);
     if !matches!(acquired, Ok(Some(_))) {
         // A thread that waited may have left the queue.
-        handle.sites().for_each(|site| site.heed_threads());
+        handle.sites().for_each(|site| site.report_waiting_threads());
     }
     acquired
 }
@@ -235,7 +235,7 @@ impl Synchronizer for Hooks<'_, '_> {
             return match gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
                 GateOutcome::Leads => Ok(Enter::Leads(None)),
                 GateOutcome::Queued(waiter) => {
-                    self.handle.sites().for_each(|site| site.heed_threads());
+                    self.handle.sites().for_each(|site| site.report_waiting_threads());
                     Ok(Enter::Queued(waiter))
                 }
                 GateOutcome::Occupied => Ok(Enter::NotNow),
@@ -362,7 +362,7 @@ impl Synchronizer for Hooks<'_, '_> {
         if !site.admit(&tenancy, claim.need.terms)? {
             return Ok(None);
         }
-        // A thread this enters now finds the seat taken, so no thread needs to lead.
+        // A thread that enters now finds the seat taken, so no thread needs to lead.
         leadership.resign();
         // The server granted the write lock, so it no longer has the read hold of this process,
         // even if this process has not noticed this yet.

@@ -90,8 +90,7 @@ impl Site {
         })
     }
 
-    /// Reports the end of a tenancy to its callbacks and the observer. Returns `None` if the
-    /// tenancy has other levels.
+    /// Reports the end of a tenancy to its callbacks and the observer. Returns `done`.
     pub(super) fn tell_end(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -447,7 +446,7 @@ pub(super) enum Parting {
 }
 
 impl Parting {
-    /// Sends the release. Returns `None` if the tenancy has other levels.
+    /// Sends the release, if one is left to do.
     fn release(self, site: &Arc<Site>, how: Leaving) -> Result<(), Error> {
         match self {
             Self::Over(done) => done,

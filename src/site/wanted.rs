@@ -46,7 +46,7 @@ impl Site {
 
     /// Records that a thread of this process has begun to wait, or no longer waits.
     #[inline]
-    pub(crate) fn heed_threads(&self) {
+    pub(crate) fn report_waiting_threads(&self) {
         if self.has_calls.load(Ordering::SeqCst) {
             self.heed_others();
         }

@@ -407,7 +407,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 return Ok(Some(grant));
             }
             let Lead { listening, request_state } = &mut *lead;
-            let news = || synchronizer.may_collect(request_state);
+            let may_collect = || synchronizer.may_collect(request_state);
             // The leader asks at once when it begins to lead, and at the time `ask_at`. The leader
             // also asks when a message came on one of its channels, or such a channel was
             // confirmed, since the last request.
@@ -417,7 +417,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     // Messages do not end the pause. During the pause other processes, which get
                     // the same messages, may go first.
                     let until = wait.sleep_until(pause);
-                    doze(core, name, claim.thread, wait, until, news)?;
+                    doze(core, name, claim.thread, wait, until, may_collect)?;
                     if let Some(grant) = synchronizer.collect(lead, claim) {
                         return Ok(Some(grant));
                     }
@@ -458,10 +458,10 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     }
                 }
             } else {
-                // The thread sleeps until a message on a channel, a grant message (`news`), the
+                // The thread sleeps until a message on a channel, a grant message (`may_collect`), the
                 // time `ask_at`, or the end of the wait.
                 let at_most = self.long_wait.goes_on(0);
-                let slept = listening.sleep(core, name, claim, at_most, news);
+                let slept = listening.sleep(core, name, claim, at_most, may_collect);
                 // The last answer counts, unless a channel was refused or was not confirmed in
                 // time. If the leader was cancelled, the answer still counts for the threads that
                 // queued behind it.

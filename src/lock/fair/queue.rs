@@ -136,7 +136,7 @@ impl FairQueue {
         // before it clears the flag. In another order, `command` could end the keep-alives of a new
         // thread.
         self.site.gate.stand(queued);
-        self.site.heed_threads();
+        self.site.report_waiting_threads();
         if !std::mem::replace(&mut self.waiters.lock().kept_alive, true) {
             let keep_alive: Arc<dyn KeepAlive> = Arc::clone(self) as _;
             self.site.core.watchdog.schedule(&self.site.name, &keep_alive, self.period());
