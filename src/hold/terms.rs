@@ -104,7 +104,9 @@ impl Terms {
     /// Returns advice about a lease that is too short.
     pub(crate) fn longer(self, core: &Core) -> &'static str {
         match self.watched_lease() {
-            Some(lease) if lease == core.config.watchdog_timeout => "raise watchdog_timeout",
+            Some(lease) if lease == core.config.watchdog_timeout => {
+                "raise watchdog_timeout; while the server is away, no renewal succeeds"
+            }
             Some(_) => "take a longer watched lease",
             None => "take a longer lease",
         }

@@ -414,7 +414,7 @@ fn a_check_says_lost_only_of_a_lost_hold() {
     assert_eq!((error.kind(), error.is_transient()), (ErrorKind::EndsTooSoon, false), "{error}");
     let error = guard.check(LONG - Duration::from_millis(1)).unwrap_err();
     assert_eq!((error.kind(), error.is_transient()), (ErrorKind::EndsTooSoon, true), "{error}");
-    is_short(&error, "raise watchdog_timeout");
+    is_short(&error, "raise watchdog_timeout; while the server is away, no renewal succeeds");
     assert!(guard.is_held());
     let fixed = lock.with_lease(SOON).lock().unwrap();
     let error = fixed.check(LONG - UNIT / 2).unwrap_err();
