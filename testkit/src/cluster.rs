@@ -1,5 +1,6 @@
 //! A cluster of real servers. Tests can move its slots and kill its masters.
 
+use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -410,13 +411,18 @@ const BUS: u16 = 20_000;
 
 fn node(builder: &ServerBuilder) -> Result<Server, ServerError> {
     let timeout = NODE_TIMEOUT.as_millis().to_string();
-    for _ in 0..20 {
+    for _ in 0..100 {
         let port = crate::server::ports::free();
+        let bus = port.number() + BUS;
+        // The system may have given this port to a client, which then binds it for a moment.
+        if TcpListener::bind(("127.0.0.1", bus)).is_err() {
+            continue;
+        }
         let started = builder
             .clone()
             .port(port.number())
             .args(&["--cluster-enabled", "yes", "--cluster-node-timeout", &timeout])
-            .args(&["--cluster-port", &(port.number() + BUS).to_string()])
+            .args(&["--cluster-port", &bus.to_string()])
             .args(&["--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"])
             .args(&["--cluster-allow-replica-migration", "no"])
             .args(&["--enable-debug-command", "local"])
