@@ -58,8 +58,8 @@ const MUTANTS: &[Mutant] = &[
         faults: "",
         only: "evals",
         replaced: &[[
-            "if held ~= 1 then\n    return held",
-            "if type(held) == 'table' then\n    return held",
+            "if held ~= 1 then\n    return type(held)",
+            "if type(held) == 'table' then\n    return type(held)",
         ]],
     },
     Mutant {
