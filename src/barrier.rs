@@ -683,7 +683,7 @@ impl Synchronizer for Party<'_> {
         };
         match went {
             Generation::Present => Ok(Try::Busy(slow_poll_or(left).min(lease / PERIODS))),
-            // A thread that has not arrived yet tries to arrive next, so it gets no error here.
+            // If the thread has not arrived yet, it gets no error here: next it tries to arrive.
             Generation::Broken if place.index.is_some() => Err(site.broken()),
             Generation::Forgotten if place.index.is_some() => Err(forgotten().of(&site.name)),
             _ => Ok(Try::Granted(())),

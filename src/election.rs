@@ -568,7 +568,7 @@ impl LeaderElection {
         match led {
             Ok(true) => Ok(true),
             Ok(false) => Err(Error::lost(name, &tenancy.hold().why_gone())),
-            // The server has granted the lock, so the end of the wait not an error.
+            // The server has granted the lock, so the end of the wait is no error.
             Err(_) if was_cut() => wait.check_cancelled(name).map(|()| false),
             Err(error) => Err(error),
         }
@@ -771,8 +771,8 @@ impl fmt::Debug for Leadership {
 }
 
 /// A value whose drop removes the record of the leader. The drop does not wait for the reply. A
-/// record that remains does no harm: without the lock it is no valid, and the next leader overwrites
-/// it.
+/// record that remains does no harm: without the lock it is not valid, and the next leader
+/// overwrites it.
 struct Resigns(Arc<Term>);
 
 impl Drop for Resigns {

@@ -11,9 +11,10 @@
 --        leaves had arrived in a generation that has ended, and the server does not know whether
 --        the generation tripped
 --
--- If a party leaves after it has sent an arrival, its request has the number of the arrival. So a
--- late copy of the arrival changes nothing, and the record shows whether the party has arrived. If
--- the generation of the arrival has tripped, the reply is the same as to the arrival.
+-- If a party leaves after it has sent an arrival, its request has the number of the arrival. The
+-- record then shows whether the party has arrived. If the arrival was sent again, a copy that comes
+-- after this request changes nothing. If the generation of the arrival has tripped, the reply is
+-- the same as to the arrival.
 local leaves = ARGV[8] == '2'
 local text_of, missing = string.match(last == number and result or '', '^(%d+)(%d%d%d%d%d%d)$')
 if leaves then
@@ -29,7 +30,7 @@ if leaves then
         return went == 1 and result or went == 3 and -2 or -1
     end
 elseif ARGV[8] == '1' and missing == '000001' and state(tonumber(text_of)) == 2 then
-    -- This is a copy of the last party's arrival, and the generation is broken now. The action must
+    -- The last party's arrival was sent again, and the generation is broken now. The action must
     -- not run.
     return -1
 end

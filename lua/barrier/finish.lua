@@ -5,7 +5,8 @@
 -- ARGV 1 channel, 2 generation, 3 party, 4 1 = trip, 0 = break
 -- reply: 1 = the generation tripped, 2 = it is broken, 3 = the server does not know
 --
--- A copy of the request changes nothing and gets the same reply, because the generation has ended.
+-- A request that is sent again changes nothing and gets the same reply, because the generation has
+-- ended.
 local number = tonumber(ARGV[2])
 if ARGV[4] == '1' and state(number) == 0 and redis.call('zscore', parties, ARGV[3])
     and not has_died()

@@ -1,7 +1,7 @@
 -- Notifies one waiter, or all waiters.
 --
 -- KEYS, ARGV 1 see waiters.lua
--- ARGV 2 owner, 3 number of the notification, 4 '1' = all, 5 '1' = a copy
+-- ARGV 2 owner, 3 number of the notification, 4 '1' = all, 5 '1' = sent again
 -- reply: how many waiters were notified; -1 = this owner does not have the lock
 local held = is_held_by(ARGV[2])
 if held ~= true then
@@ -24,8 +24,8 @@ if ARGV[4] == '1' then
     return heard
 end
 if ARGV[5] == '1' then
-    -- If the first copy notified a waiter, that waiter's record still exists: the waiter cannot
-    -- take the lock before this owner releases it.
+    -- If the first copy of this request notified a waiter, that waiter's record still exists: the
+    -- waiter cannot take the lock before this owner releases it.
     for _, record in ipairs(redis.call('hvals', notified)) do
         if string.match(record, '%S+$') == number then
             return 1

@@ -5,9 +5,9 @@
 -- reply: 1 = the thread is among the waiters; 0 = this owner does not have the lock
 --
 -- A notifier must have the lock, too, so no thread can notify between this script and the release.
--- A copy of the request may arrive after the release. A late copy changes nothing: another owner
--- has the lock by then, or, if the lock was passed on inside the process, the waiter has an entry
--- or a record.
+-- If the request is sent again, the second copy may arrive after the release. This copy changes
+-- nothing, because another owner has the lock then. (If the lock was passed on inside the process,
+-- the owner still has it. The waiter then has an entry or a record.)
 local held = is_held_by(ARGV[2])
 if held ~= true then
     return held or 0

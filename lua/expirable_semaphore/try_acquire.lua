@@ -6,9 +6,9 @@
 -- reply: {permits taken}; {0, ms until the next lease ends, or -1}: too few permits for the first
 --        thread; {-1, -1}: there is no such semaphore
 --
--- A copy of the request finds ids that the first copy has added. The copy takes no permits, and the
--- reply is the number of these ids that remain. Otherwise permits that were already given back
--- would be taken a second time.
+-- A request that is sent again finds the ids that it added the first time. The request then takes
+-- no permits, and the reply is the number of these ids that remain. Otherwise permits that were
+-- already given back would be taken a second time.
 local threads = tonumber(ARGV[4])
 local first_id = 5 + threads
 local known = 0
@@ -16,8 +16,8 @@ for _, ends in ipairs(redis.call('zmscore', KEYS[2], unpack(ARGV, first_id))) do
     known = known + (ends and 1 or 0)
 end
 if known > 0 then
-    -- The script writes even for a copy, because the client may wait for replicas: see
-    -- ../lock/acquire.lua.
+    -- This request was sent again. The script writes nevertheless, because the client may wait for
+    -- replicas: see ../lock/acquire.lua.
     redis.call('decrby', KEYS[1], 0)
     return {known}
 end

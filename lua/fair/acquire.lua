@@ -15,7 +15,7 @@
 --        had lost its entry, and has one again
 --        {3, now} = only if ARGV 6 is 2: the owner has lost its entry and got no new one
 --
--- The owner names one acquisition, so the request may be sent again: a copy gets the same grant,
+-- The owner names one acquisition, so the request may be sent again: it gets the same grant again,
 -- and a waiter keeps its entry. If a waiter was queued and has no entry now, it was dropped from
 -- the head while its process did not listen or could not send keep-alives. The waiter then goes
 -- back to the head. The same request also brings back all dropped waiters of the same client that
@@ -102,7 +102,7 @@ local function line_up(redissons_ahead, stays)
     if set_scores(ids, redissons_ahead, stays) == #ids then
         return push(ids, 'rpush', unpack(ids)) - #ids
     end
-    -- This is a copy of the request: some of the owners have entries.
+    -- This request was sent again, because some of the owners have entries.
     for _, id in ipairs(ids) do
         if not redis.call('lpos', queue, id) then
             push({id}, 'rpush', id)

@@ -5,8 +5,8 @@
 --      hold was passed: they leave the queue
 -- reply: nil = this owner does not have it; 0 = the owner keeps it for at most that time
 --
--- The script only shortens the lease, so a copy of the request does no harm. The first waiter knows
--- only the old end of the lease, so the script sends it a message to ask again.
+-- The script only shortens the lease, so the request may be sent again. The first waiter knows only
+-- the old end of the lease, so the script sends this waiter a message to ask again.
 local owner, rest = ARGV[4], tonumber(ARGV[5])
 -- A replica may not know the holder. So the script always writes, because a replica refuses each
 -- script that writes.

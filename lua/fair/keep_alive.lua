@@ -14,13 +14,14 @@
 -- because the process that got the grant may be stopped. The reply tells the first waiter's process
 -- when that lease ends.
 --
--- The new scores (docs/fair-lock.md), with base = now + Redisson's wait for each of its waiters
--- ahead:
+-- The new scores (docs/fair-lock.md). `base` is now + Redisson's wait for each Redisson waiter that
+-- is ahead of the entry:
 --   an owner in ARGV             base + fair wait
---   another redlatch waiter      its old score, but at least base (dead), at most base + fair wait
+--   another redlatch waiter      its old score, raised to base if it was lower, and lowered to
+--                                base + fair wait if it was higher
 --   a Redisson waiter            changes by as much as the score of the nearest redlatch waiter
---                                ahead: its time does not run while a redlatch waiter is ahead.
---                                If none is ahead, its score does not change.
+--                                ahead, so the Redisson waiter's time does not run in the meantime.
+--                                If no redlatch waiter is ahead, the score does not change.
 -- The script sets each score anew. (Redisson's scripts add to scores at each grant. These sums
 -- drift, and then Redisson drops live waiters.)
 --

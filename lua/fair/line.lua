@@ -46,8 +46,8 @@ local function tell(id)
     end
 end
 
--- Raises the lease. The function never shortens the lease: a late copy of a request could otherwise
--- undo an extension. The function always writes: see lock/acquire.lua.
+-- Raises the lease. The function never shortens the lease. Otherwise a request that is sent again
+-- could undo an extension. The function always writes: see lock/acquire.lua.
 local function raise(left, lease)
     redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
 end

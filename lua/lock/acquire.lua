@@ -16,9 +16,10 @@
 --        entry is new
 --        WRONGTYPE = the key holds no lock
 --
--- A waiter sends this script in every request: in its first one, in a copy, in a poll, and after a
--- reconnect. Therefore each request of a waiter replaces a lost entry, and finds a grant whose
--- message was lost. A late copy does not shorten a lease that was extended after the first copy.
+-- A waiter sends this script in every request: in its first request, in a request that is sent
+-- again, in a poll, and after a reconnect. Therefore each request of a waiter replaces a lost
+-- entry, and finds a grant whose message was lost. If a request is sent again, and the lease was
+-- extended after the first copy, the second copy does not shorten the lease.
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
 local came, sent = tonumber(ARGV[4] or ''), tonumber(ARGV[5] or '')

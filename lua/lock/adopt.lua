@@ -3,13 +3,13 @@
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 the adopter's owner, which has the number of the ticket's owner, 3 the
 --      ticket's owner, 4 number of the database
--- reply: n from 0 on = adopted, and n processes wait; n below 0 = this adopter had the lock
---        already, and -1 - n processes wait; if the lock has tokens, {n, the last token of this
---        hold}; nil = neither the ticket nor this adopter has the lock; WRONGTYPE = the key holds
---        no lock
+-- reply: n >= 0: adopted, and n processes wait; n < 0: this adopter already had the lock, and
+--        -1 - n processes wait; if the lock has tokens, {n, the last token of this hold}; nil = the
+--        ticket does not have the lock, and this adopter does not have it; WRONGTYPE = the key
+--        holds no lock
 --
--- The script never takes a free lock, so a late copy of the request cannot take the lock after the
--- adopter's release.
+-- The request may be sent again, and its copy may arrive after the adopter has released the lock.
+-- The copy does not take the lock again, because the script never takes a free lock.
 local lease, owner, ticket = ARGV[1], ARGV[2], ARGV[3]
 database = ARGV[4]
 local who, left, foreign = holder()

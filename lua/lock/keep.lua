@@ -6,8 +6,8 @@
 --      is not 0
 -- reply: nil = this owner does not have it; 4 = the owner keeps it for at most that time
 --
--- The script only shortens the lease, so a copy of the request does no harm. The script sends the
--- first waiter a message to ask at the new end of the lease.
+-- The script only shortens the lease, so the request may be sent again. The script sends the first
+-- waiter a message to ask at the new end of the lease.
 database = ARGV[3] or 0
 local owner, rest = ARGV[1], tonumber(ARGV[2])
 local held = redis.pcall('hexists', lock, owner)

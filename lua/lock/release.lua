@@ -11,8 +11,8 @@
 --        got the lock; 5 = as one of 0 to 4, but the server refused a public message, so Redisson's
 --        waiters did not get it
 --
--- The owner names one acquisition, so the request may be sent again. A copy gets nil. If this owner
--- has lost the lock, the lock may be free while processes wait: then the script grants the lock to
--- the first of them.
+-- The owner names one acquisition, so the request may be sent again. The second request then gets
+-- nil. If this owner has lost the lock, the lock may be free while processes wait. The script then
+-- grants the lock to the first of these processes.
 public, database = ARGV[2], ARGV[5] or 0
 return release(ARGV[1], tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 0))

@@ -17,8 +17,8 @@
 -- has queued for them.
 --
 -- The request may be sent again. A lock that its owner already has counts as free, because the
--- first copy has taken it. (The client counts the lease from the time before it sent the first
--- copy.)
+-- first copy of the request has taken the lock. (The client counts the lease from the time before
+-- it sent the first copy.)
 local all = #ARGV - 1
 local size = #KEYS / all
 

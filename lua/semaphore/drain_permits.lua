@@ -4,8 +4,8 @@
 -- ARGV 1-4 as in once.lua
 -- reply: {how many there were, which may be negative, as text from 2^53 on; mark}; 0 = none
 if last == number then
-    -- The script writes even for a copy, because the client may wait for replicas: see
-    -- ../lock/acquire.lua.
+    -- This request was sent again. The script writes nevertheless, because the client may wait for
+    -- replicas: see ../lock/acquire.lua.
     remember(known)
 end
 return once(function()

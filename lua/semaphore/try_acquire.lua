@@ -3,10 +3,10 @@
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua, 5 how many clients share, 6… how many permits each thread needs
 -- reply: {how many were taken, mark}; 0 = too few for the first thread, -1 = there is no such
---        semaphore (a copy may get 0 from the record instead)
+--        semaphore (a request that was sent again may get 0 from the record instead)
 if last == number then
-    -- The script writes even for a copy, because the client may wait for replicas: see
-    -- ../lock/acquire.lua.
+    -- This request was sent again. The script writes nevertheless, because the client may wait for
+    -- replicas: see ../lock/acquire.lua.
     remember(known)
 end
 local free

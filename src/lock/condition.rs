@@ -364,8 +364,8 @@ impl Condition {
     ///
     /// # Errors
     ///
-    /// The errors of `condition`, after which the thread holds the lock, and the errors of
-    /// [`wait`](Self::wait).
+    /// If `condition` returns an error, returns this error, and the thread still holds the lock.
+    /// The other errors are those of [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
@@ -387,8 +387,8 @@ impl Condition {
     ///
     /// # Errors
     ///
-    /// The errors of `condition`, after which the thread holds the lock, and the errors of
-    /// [`wait_within`](Self::wait_within).
+    /// If `condition` returns an error, returns this error, and the thread still holds the lock.
+    /// The other errors are those of [`wait_within`](Self::wait_within).
     ///
     /// # Blocking
     ///

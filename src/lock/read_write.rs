@@ -76,8 +76,8 @@ pub(super) use self::pair::Pair;
 /// the hold until the longest lease of its readers ends. If the hold is lost, the guards of all its
 /// readers report the loss.
 ///
-/// **If Redisson's clients also read, use no lease and no
-/// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) that is longer than Redisson's
+/// **If Redisson's clients also read, keep every lease and the
+/// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) at or below Redisson's
 /// `lockWatchdogTimeout`** (30 s by default). Each renewal by a Redisson reader sets the lock's
 /// time to live to `lockWatchdogTimeout`, for all readers. So the lock may end when this time has
 /// passed since the last renewal of a Redisson reader. A guard with a longer lease reports the loss

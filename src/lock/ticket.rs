@@ -1,4 +1,4 @@
-//! Tickets: a lock goes from a holder in one process to a holder in another.
+//! Tickets, by which a holder in one process hands its lock to a holder in another process.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -22,17 +22,19 @@ use crate::runtime::{Count, Session};
 use crate::scripts::{self, Mode};
 use crate::site::Site;
 
-/// A held lock on its way to another holder. [`OwnedLockGuard::into_ticket`](LockGuard::into_ticket)
-/// makes one, and [`Client::adopt`] or [`Client::adopt_fenced`] makes a guard of it, in any process.
+/// A held lock on its way to another holder.
 ///
-/// From one guard to the next the lock stays taken. The ticket itself is only a text: send it to the
-/// next holder, or store it. Only the first client that adopts it gets the lock, and only while the
-/// lease of the ticket lasts. Nobody renews that lease, and the drop of a ticket releases nothing.
-/// Without an adopter the lock is free when the lease ends. To free it sooner, call
+/// [`OwnedLockGuard::into_ticket`](LockGuard::into_ticket) makes a ticket. [`Client::adopt`] or
+/// [`Client::adopt_fenced`] makes a guard of the ticket, in any process.
+///
+/// Between the two guards the lock is never free. A ticket is only a text: send it to the next
+/// holder, or store it. Only the first client that adopts the ticket gets the lock, and only while
+/// the ticket's lease lasts. No client renews this lease. The drop of a ticket releases nothing. If
+/// no client adopts the ticket, the lock is free when the lease ends. To free the lock sooner, call
 /// [`Client::release_owner`] with the ticket's [`owner`](Self::owner).
 ///
-/// The text names the lock, and lets everybody who reads it adopt it. A name has no
-/// [`prefix`](crate::ClientBuilder::prefix) there: the adopter's client has the same one.
+/// Everybody who can read the text can adopt the lock. The text contains the lock's name without
+/// the [`prefix`](crate::ClientBuilder::prefix), so the adopter's client must have the same prefix.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -69,15 +71,15 @@ impl Ticket {
         &self.name
     }
 
-    /// Returns the owner of the lock until the ticket is adopted, as [`Client::status`] shows it.
+    /// Returns the owner that has the lock until the ticket is adopted. [`Client::status`] shows
+    /// this owner.
     #[must_use]
     pub fn owner(&self) -> Owner {
         Owner::of(&self.owner)
     }
 }
 
-/// The text of the ticket, from which [`FromStr`] makes it again: the owner, the kind of lock, and
-/// the name.
+/// Writes the text of the ticket: the owner, the kind of lock, and the name. [`FromStr`] reads it.
 impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.is_fenced { FENCED } else { PLAIN };
@@ -97,8 +99,7 @@ impl FromStr for Ticket {
 
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if the text is no ticket, which may also be because only a part
-    /// of it was copied.
+    /// [`Config`](ErrorKind::Config) if the text is no ticket, or only a part of a ticket.
     fn from_str(text: &str) -> Result<Self, Error> {
         let parse = || {
             let mut parts = text.splitn(3, ' ');
@@ -133,10 +134,10 @@ impl<'de> serde::Deserialize<'de> for Ticket {
     }
 }
 
-/// The error of [`into_ticket`](LockGuard::into_ticket). If the lock could not be handed over at
-/// all, it has the guard, which still holds the lock.
+/// The error of [`into_ticket`](LockGuard::into_ticket). If no request was sent to the server, a
+/// `NoTicket` contains the guard.
 ///
-/// `?` turns it into an [`Error`], and drops the guard.
+/// `?` turns a `NoTicket` into an [`Error`], and drops the guard.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -165,8 +166,8 @@ impl<G> NoTicket<G> {
         &self.error
     }
 
-    /// Returns the guard if nothing was sent to the server: the guard is as before. `None`: a
-    /// request was sent, and the lock is not held any more.
+    /// Returns the guard if no request was sent to the server. The guard is as before. Returns
+    /// `None` if a request was sent: this process then no longer holds the lock.
     #[must_use = "dropping the guard releases the lock"]
     pub fn into_guard(self) -> Option<G> {
         self.guard.map(|guard| *guard)
@@ -202,33 +203,32 @@ impl<G> StdError for NoTicket<G> {
 }
 
 impl<L: ?Sized> LockGuard<L, OfGuard> {
-    /// Hands the lock over: it stays taken, but from here on it belongs to the returned ticket and
-    /// no longer to this process. [`Client::adopt`] makes a guard of the ticket, in any process.
+    /// Hands the lock over to the returned ticket. The lock remains taken, but this process no
+    /// longer holds it. [`Client::adopt`] makes a guard of the ticket, in any process.
     ///
-    /// The server keeps the lock for the ticket for `keep`, from 1 ms to 10¹³ ms. Nobody renews this
-    /// lease. Choose it so long that the next holder certainly adopts the ticket before it ends:
-    /// otherwise others get the lock. The end of this client changes nothing. Waiters keep waiting.
+    /// The ticket has the lock for the time `keep`, from 1 ms to 10¹³ ms. No client renews this
+    /// lease. Choose a `keep` within which the next holder certainly adopts the ticket, because
+    /// afterwards others can get the lock. The ticket remains valid after this client has ended.
+    /// Threads that wait for the lock keep waiting.
     ///
     /// # Errors
     ///
-    /// If nothing was sent, the error [has the guard](NoTicket::into_guard), which holds the lock as
-    /// before:
+    /// If no request was sent, the error [has the guard](NoTicket::into_guard), which is as before:
     ///
-    /// - [`Config`](ErrorKind::Config) for any lock but a [`ReentrantLock`](crate::ReentrantLock) or
-    ///   a [`FencedLock`](crate::FencedLock), for a lock that was taken
-    ///   [for a least time](crate::Lock::with_hold_at_least) that is not over, and if `keep` is out
-    ///   of range.
+    /// - [`Config`](ErrorKind::Config) if the lock is neither a
+    ///   [`ReentrantLock`](crate::ReentrantLock) nor a [`FencedLock`](crate::FencedLock), if its
+    ///   [minimum time](crate::Lock::with_hold_at_least) is not over, or if `keep` is out of range.
     /// - [`Unavailable`](ErrorKind::Unavailable) if the last renewal failed (try again after the next
     ///   one), or if the request that took the lock was sent twice.
     /// - [`LeaseLost`](ErrorKind::LeaseLost) or [`Forked`](ErrorKind::Forked): the guard does not
     ///   hold the lock.
     ///
-    /// Otherwise there is no guard any more:
+    /// If a request was sent, the error has no guard:
     ///
-    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is away, or does not
-    ///   answer in time: there is no ticket. The client releases the lock in the background, or it
-    ///   ends with its lease.
-    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the server does not have the hold any more.
+    /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
+    ///   unreachable, or does not answer in time: there is no ticket. The client releases the lock
+    ///   in the background. If that fails, the lock is free when its lease ends.
+    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the server no longer has the hold.
     ///
     /// # Blocking
     ///

@@ -206,7 +206,7 @@ impl ConditionKeys {
         Self { waiting: key(Self::WAITING), notified: key(Self::NOTIFIED) }
     }
 
-    /// Returns the keys of the condition whose first key is `waiting`, which a message contains.
+    /// Returns both keys of a condition. `waiting` is the first key, as a message names it.
     pub(crate) fn of(waiting: &str) -> Option<Self> {
         let names = waiting.strip_prefix(Self::WAITING)?;
         let notified = format!("{}{names}", Self::NOTIFIED);

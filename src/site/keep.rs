@@ -48,7 +48,7 @@ impl Site {
         Err(error.of(&self.name).now(state))
     }
 
-    /// Ends a kept hold whose last thread has left.
+    /// Called when the last thread has left a kept hold. Schedules the cleanup that ends the hold.
     pub(super) fn keep(self: &Arc<Self>, hold: &Arc<Hold>) {
         let until = hold.kept_until.load(Ordering::SeqCst);
         // The closure has the hold, so the owner stays live. If the owner were not live, the client

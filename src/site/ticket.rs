@@ -1,13 +1,14 @@
 //! Handing a lock to another client by a ticket.
 //!
-//! A ticket has an owner of its own, which belongs to no client. One script puts it in place of the
-//! holder's owner, and another script puts the adopter's owner in its place, so the lock is never
-//! free in between. Since the ticket's owner is no client's, nobody renews its lease, and neither
-//! the end of the first holder's client nor its search for leftovers after a failover ends it. All
-//! requests of the first holder name its own owner, so none of them touches the ticket.
+//! A ticket has its own owner, which belongs to no client. One script replaces the first holder's
+//! owner by the ticket's owner. A second script replaces the ticket's owner by the adopter's owner.
+//! The lock is never free in between. No client renews the lease of the ticket's owner. The ticket
+//! remains valid if the first holder's client ends, or removes leftovers after a failover, because
+//! all requests of this client name the client's own owners.
 //!
-//! The adopter's owner has the ticket's number. So a client that repeats an adoption, because it
-//! got no reply, asks under the same owner, and an adoption by another client is refused.
+//! The adopter's owner has the ticket's number. So if a client got no reply to an adoption and
+//! repeats it, the second request names the same owner. A request by another client names another
+//! owner, and is refused.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +35,7 @@ impl Site {
     ///
     /// # Errors
     ///
-    /// Fails if this hold cannot become a ticket. Then nothing has changed.
+    /// Returns an error, and changes nothing, if this hold cannot be given to a ticket.
     pub(crate) fn prepare_ticket(&self, tenancy: &Arc<Tenancy>) -> Result<(), Error> {
         if self.mode != Mode::Lock {
             return Err(Error::new(ErrorKind::Config, OF_OTHER_KIND.to_owned()).of(&self.name));
@@ -49,8 +50,8 @@ impl Site {
             } else if hold.in_doubt {
                 Err((ErrorKind::Unavailable, IN_DOUBT))
             } else {
-                // The request is a script under this owner, so the rule for a user's scripts holds:
-                // the process does not pass the hold on once the script may run.
+                // As with a user's script: once the script may run under this owner, the process
+                // does not pass the hold on.
                 hold.script_begins();
                 Ok(())
             })
@@ -67,15 +68,15 @@ impl Site {
     ///
     /// # Blocking
     ///
-    /// For one round trip.
+    /// One round trip.
     pub(crate) fn give_to_ticket(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
         ticket: &Owner,
         keep: Duration,
     ) -> Result<(), Error> {
-        // The tenancy leaves first. Otherwise a renewal, which no longer finds the owner, would
-        // report the lock as lost.
+        // The tenancy leaves before the request is sent. Otherwise a later renewal would not find
+        // the owner, and would report the lock as lost.
         let Some((parting, seat)) = self.step_out(tenancy, None, Leaving::Awaited)? else {
             return Err(self.not_held_by_thread());
         };
@@ -98,10 +99,10 @@ impl Site {
     ) -> Result<(), Error> {
         let given = self.scripts().give_to_ticket(&hold.owner, ticket, keep);
         if let Err(Trouble::Unknown(_) | Trouble::Forgotten(_)) = given {
-            // The ticket may have the lock, or get it later. Nobody will adopt it.
+            // The ticket may have the lock, or may get it later, but the caller gets no ticket.
             self.disown(ticket, keep);
         }
-        // For this owner, the lock is as if another process had been granted it by a release.
+        // For this owner, the outcome is the same as if its release had handed the lock on.
         let to_released = |given| if given { Released::HandedOn } else { Released::NotHeld };
         self.released(hold, given.map(to_released))
     }
@@ -110,12 +111,12 @@ impl Site {
     ///
     /// # Errors
     ///
-    /// `NotHeld` if the ticket does not have the lock any more. If the outcome is unknown, the
-    /// adoption may be repeated, so the client does not undo it.
+    /// `NotHeld` if the ticket no longer has the lock. If the outcome is unknown, the client does
+    /// not undo the adoption, because the caller may repeat it.
     ///
     /// # Blocking
     ///
-    /// For one round trip, or for two if an earlier hold of this process still has the seat.
+    /// One round trip, or two if an earlier hold of this process still has the seat.
     pub(crate) fn adopt(
         self: &Arc<Self>,
         ticket: &Owner,
@@ -142,8 +143,8 @@ impl Site {
                 return self.adopted(&hold.with_details(details, None).of_live(&mut live), terms);
             }
             Ok(Replied { reply, .. }) => {
-                // If an earlier adoption has left its hold at the server, the client is about to
-                // release it. So the number stays live.
+                // If the adopter's owner still has a hold from an earlier adoption, the client is
+                // about to release this hold. Until then the number stays live.
                 if reply == Acquired::NotTaken {
                     live.end();
                 }

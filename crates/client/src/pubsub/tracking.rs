@@ -70,8 +70,8 @@ const PERIOD: u64 = 1_000_000_000;
 /// The most tracked keys. The limit keeps the cost of each renewal small, for the client and the
 /// server.
 pub(super) const MOST_KEYS: usize = 10_000;
-/// After this many connections in a row that end before the reply to the first step, the next
-/// connection does not track: the server seems to close connections at unknown commands.
+/// If this many connections in a row end before the reply to the first step, the next connection
+/// does not track. Such a server seems to close a connection that sends an unknown command.
 const HANG_UPS: u32 = 2;
 
 /// The tracked keys of a subscriber thread. No other thread uses them.
