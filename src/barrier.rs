@@ -667,7 +667,7 @@ impl Synchronizer for Party<'_> {
         }
         let heard = &mut lead.listening.public;
         heard.listen(&site.core, &site.channel);
-        // Only later messages count as news.
+        // From here on, only later messages count as news.
         heard.catch_up();
         let (went, left) = match read_message(&heard.message()) {
             Some((generation, went)) if generation == place.generation => (went, None),
@@ -784,8 +784,8 @@ impl BarrierSite {
         }
     }
 
-    /// Gives up the arrivals of parties that have left, before a further request, because after a
-    /// later reset this would break the new generation.
+    /// Gives up the arrivals of parties that have left. Each further request comes after this,
+    /// because a give-up that came after a later reset would break the new generation.
     fn settle(&self) -> Result<(), Trouble> {
         loop {
             let Some(leaving) = self.left.lock().first_to_send() else { return Ok(()) };

@@ -239,8 +239,8 @@ impl ClientBuilder {
     /// within this time, the client polls less often. [Performance](crate::guide::performance) says
     /// when polling is useful.
     ///
-    /// Up to a millisecond; 50 µs is enough for a server on the same machine. Defaults to zero: no
-    /// thread polls.
+    /// `limit` is at most a millisecond. 50 µs is enough for a server on the same machine. By
+    /// default, `limit` is zero, and no thread polls.
     pub fn busy_poll(mut self, limit: Duration) -> Self {
         self.config.connection.busy_poll = limit;
         self

@@ -6,8 +6,8 @@
 -- ARGV 1-4 as in once.lua, 5 id, 6 lease in ms, 7 channel
 -- reply: 1 = done, 0 = no such permit, or its lease has ended
 --
--- This script must succeed on a server that is out of memory. The ZREM removes nothing, but after
--- it the server refuses no command of the script.
+-- This script must succeed on a server that is out of memory. The ZREM removes nothing, but it is a
+-- write that the server accepts. After it, the server refuses no further command of the script.
 redis.call('zrem', KEYS[3], '')
 local old_end
 local new_end = math.floor(now) + ARGV[6]

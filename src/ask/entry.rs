@@ -39,9 +39,9 @@
 //!   The reply says when the lease ends, and the waiter asks again then. If the process that was
 //!   granted the lock is stopped, the waiters lose only the time of that lease. (Every waiter asks,
 //!   because a waiter cannot know whether it is the first one now.)
-//! - *no message is lost*: a message that caused a request is used up. So if the request fails, the
-//!   entry is still due, and the next leader asks at once. If the gate does not admit a leader's
-//!   grant, the leader also asks at once.
+//! - *no message is lost*: a message that causes a request is removed from the inbox. So if the
+//!   request fails, the entry remains due, and the next leader asks at once. If the gate does not
+//!   admit a leader's grant, the leader also asks at once.
 //! - *nobody's entry*: if an owner's only request took the lock, the owner was never in a queue, so
 //!   no message names it. If the owner sent more requests, or if a copy of the request may have
 //!   run, a grant message may arrive late. The client must not give this grant back as an unclaimed
@@ -70,7 +70,8 @@ const PAST_END: u64 = MS;
 /// The additional sleep for each entry ahead in the queue, so that the waiters do not all ask at
 /// the same time.
 const PER_PLACE: u64 = 300_000;
-/// If the owner reads so many grants in a row after their leases have ended, the wait fails.
+/// The wait fails after this number of grants in a row that the owner read too late: after the
+/// leases of the grants had ended.
 const MOST_LATE: u32 = 3;
 
 /// The state of an owner's entry. `D` is the type of a grant's details.
@@ -228,8 +229,8 @@ pub(crate) struct Granted<D> {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum By<D> {
-    /// The grant came by message. Its lease is a short one, since the process might be stopped. The
-    /// renewer raises it to the wanted lease after 50 ms.
+    /// The grant came by message. The grant's lease is short, since the process might be stopped.
+    /// The renewer raises the lease to the wanted length after 50 ms.
     Message { details: D },
     /// The grant came by reply, with the requested lease, since the process is awake.
     Reply {
@@ -317,8 +318,8 @@ impl<D> EntryMachine<D> {
                     let then = if fails { Then::Fail } else { self.sleeps() };
                     return AfterReply { listens, suspects, then };
                 }
-                // If a message had granted the owner the lock before, the server has kept the lease
-                // of that grant if it is longer.
+                // If a message granted the lock before this reply, the server has kept the lease of
+                // that grant if it was longer than the requested lease.
                 let least = if already { PROVISIONAL } else { 0 };
                 let lease = lease.max(Duration::from_nanos(least));
                 let may_be_named = already || self.may_stand();
@@ -403,8 +404,8 @@ impl<D> EntryMachine<D> {
             return None;
         }
         let asked = Asked { at: granted_at.min(received), ..asked };
-        // If the thread wants a shorter lease, the shorter lease counts, because a renewal cuts the
-        // hold to it.
+        // If the thread wants a shorter lease, use the shorter lease, because a renewal sets the
+        // hold to this lease.
         if now >= deadline(asked.at, lease.min(collector.lease)) {
             return None;
         }

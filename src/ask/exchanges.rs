@@ -55,8 +55,8 @@ pub(crate) struct Asked {
     /// granted the hold, the release of the hold may report a loss that did not happen, but never
     /// hides a loss.
     pub(crate) incarnation: u64,
-    /// The time on the process's own clock in nanoseconds. (In this file all times are such times,
-    /// except the server's times.)
+    /// The time on the process's own clock in nanoseconds. (In this file all times are on this
+    /// clock, except the server's times.)
     pub(crate) at: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Requests of parties that have left, in orders that a test through the public API meets rarely.
+//! Requests of parties that have left, in orders that are rare in a test of the public API.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,14 +6,14 @@ use redlatch_testkit::Server;
 
 use super::*;
 
-/// A barrier whose parties are settled, but not in the background.
+/// Returns a barrier that settles its parties only before a request, not in the background.
 fn barrier(client: &crate::Client) -> CyclicBarrier {
     let barrier = client.cyclic_barrier("late");
     barrier.site.left.lock().has_cleanup = true;
     barrier
 }
 
-/// A party leaves while the server is out of reach, so its arrival was not sent.
+/// Makes a party leave as if the server were unreachable, so the party's arrival was not sent.
 fn leave(barrier: &CyclicBarrier) -> RequestId {
     let site = &barrier.site;
     let id = site.requests.open(|| site.core.id.next_number());
@@ -24,12 +24,13 @@ fn leave(barrier: &CyclicBarrier) -> RequestId {
     id
 }
 
-/// Makes the next request use another sequence: in the same one it would refuse earlier requests.
+/// Makes the next request use another sequence. In the same sequence, the server would refuse the
+/// earlier requests because of the next request.
 fn occupy(site: &BarrierSite) {
     let _open = site.requests.open(|| site.core.id.next_number());
 }
 
-/// The server gets these requests now, after the barrier was reset.
+/// Sends these requests after the barrier was reset, and checks that they do not break it.
 fn come_late(barrier: &CyclicBarrier, requests: &[Command]) {
     assert!(!barrier.is_broken().unwrap());
     for request in requests {
@@ -57,7 +58,7 @@ fn a_request_under_way_when_more_parties_leave_breaks_no_later_generation() {
     come_late(&barrier, &late);
 }
 
-/// The renewer's request has a time that the server refuses. Meanwhile a thread has asked for the
+/// The server refuses the renewer's request because of its time. Meanwhile a thread has read the
 /// server's clock, and has sent the request with a better time.
 #[test]
 fn a_request_with_a_better_time_breaks_no_later_generation() {
@@ -78,7 +79,7 @@ fn a_request_with_a_better_time_breaks_no_later_generation() {
     come_late(&barrier, &[better]);
 }
 
-/// There was no barrier when the thread settled its parties.
+/// The thread settles its parties while there is no barrier.
 #[test]
 fn a_request_under_way_breaks_no_barrier_that_is_made_later() {
     let server = Server::start().unwrap();

@@ -90,8 +90,8 @@ mod tests;
 ///   redlatch process sends its next keep-alive, at most a second later;
 /// - if Redisson releases the lock while a dead redlatch waiter is first in the queue, the lock is
 ///   idle for at most a second. If the queue has no live redlatch waiter, the lock may be idle for
-///   the rest of a lease (30 s), and for 5 more minutes for each earlier timed wait of a Redisson
-///   client that ended early;
+///   the rest of a lease (30 s). Each timed wait of a Redisson client that ended early before may
+///   add 5 minutes;
 /// - if a redlatch process is paused when it gets the lock, and only Redisson's waiters are left,
 ///   these waiters wait for the rest of the lease or for `fair_wait_timeout`.
 ///

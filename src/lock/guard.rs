@@ -25,7 +25,7 @@ use crate::waiting::Wait;
 ///
 /// A `LockGuard<FencedLock>` ([`FencedLockGuard`](crate::FencedLockGuard)) also has a token. A
 /// `LockGuard<MultiLock>` ([`MultiLockGuard`](crate::MultiLockGuard)) has the tokens and names of
-/// its parts. `into()` converts both to a plain `LockGuard`.
+/// its parts. `into()` converts a guard of either type to a plain `LockGuard`.
 ///
 /// Dropping the guard sends the release and does not wait for the server. If the release fails, the
 /// client logs the error and tries again in the background. [`unlock`](Self::unlock) waits for the

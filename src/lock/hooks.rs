@@ -166,8 +166,7 @@ impl Hooks<'_, '_> {
 
     /// Admits the grant. If other threads of the process read under an older hold, the thread joins
     /// them instead, because one hold is enough. Returns `None` if the process no longer has the
-    /// grant. Calls `retire_owner` at the moment from which no thread may ask under the grant's
-    /// owner.
+    /// grant. Calls `retire_owner` when no thread may send more requests under the grant's owner.
     fn admit_reader(
         &self,
         granted: Arc<Tenancy>,

@@ -41,7 +41,8 @@ pub(crate) struct Together<'a> {
 }
 
 /// A lock that the request for all locks has taken. The lock's hold is not in a seat yet. If the
-/// thread does not go on, the queue entry in the lead gives the lock back.
+/// thread does not acquire this lock, the drop of `leadership` hands the lock's queue entry to the
+/// next leader, or gives the lock back.
 struct Taken<'a> {
     leadership: LeadershipGuard<'a, Arc<Site>>,
     tenancy: Arc<Tenancy>,
@@ -100,10 +101,10 @@ impl<'a> Together<'a> {
         self.granted.take()
     }
 
-    /// Gives back all taken locks that come after the lock that is being acquired. The present lock
-    /// was lost before its gate admitted it, so this thread A is about to wait for it. If A kept a
-    /// later lock or led at a later gate, A could deadlock with a thread B that now has the lost
-    /// lock and waits for the later lock.
+    /// Gives back all taken locks that come after the lock L that is being acquired. This thread A
+    /// has lost L before L's gate admitted it, and is about to wait for L. If A kept a later lock
+    /// or led at a later gate, A could deadlock with a thread B that now has L and waits for the
+    /// later lock.
     pub(super) fn give_back_later_locks(&self) {
         drop(self.taken.take());
     }

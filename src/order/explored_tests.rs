@@ -20,7 +20,7 @@ const PAST_A_TURN: u64 = 20_000_000;
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Comes(usize, Mode),
-    /// The server gives the lock of a ticket to a guard of this thread, which asks beside the gate.
+    /// This thread adopts a ticket, which it does without entering the gate.
     Adopts(usize),
     Granted(usize),
     /// A leader or a waiter ends its wait.
@@ -383,7 +383,7 @@ fn explore(modes: &[Mode], threads: usize, fair: usize, comes: usize) -> usize {
     explore_with_tickets(modes, threads, fair, comes, 0)
 }
 
-/// As [`explore`], with this many adoptions.
+/// Does the same as [`explore`], with this number of adoptions.
 fn explore_with_tickets(
     modes: &[Mode],
     threads: usize,
@@ -429,8 +429,8 @@ fn a_fair_hold_goes_to_the_next_in_line_beside_threads_that_queue_at_the_gate() 
     assert!(explore(&[Mode::Lock], 3, 3, 2) > 1_000);
 }
 
-/// An adoption asks beside the gate, so its hold may take the seat while a thread leads: that thread
-/// waits in Redis's queue, and stays the only one to ask.
+/// An adoption does not enter the gate, so its hold may take the seat while a thread leads. The
+/// leader then waits in Redis's queue, and remains the only thread that sends requests.
 #[test]
 fn an_adopted_hold_leaves_the_leadership_where_it_is() {
     assert!(explore_with_tickets(&[Mode::Lock], 3, 0, 2, 2) > 1_000);

@@ -77,7 +77,7 @@ impl Standing {
     }
 }
 
-/// A thread that has an entry in the queue, as other threads see it when they send it messages.
+/// A thread that has an entry in the queue. Through this value, other threads send it messages.
 pub(crate) struct QueuedThread {
     pub(crate) lock: Arc<str>,
     pub(crate) database: i64,

@@ -45,7 +45,7 @@
 //!                     a leader's: a writer that waits for the readers of this process and of
 //!                     others, or a reader that asks whether it may join
 //! taken     empty     no thread's: the others queue
-//! taken     taken     the same: both seats are one thread's, which writes and may go on to read
+//! taken     taken     the same: one thread has both seats. It writes, and may then go on to read
 //! ```
 //!
 //! While a thread writes, no other thread of the process reads. If the readers' seat is taken when
@@ -172,9 +172,9 @@ impl<I> Order<I> {
     }
 
     /// Takes the leadership for a thread that asks for several locks together, if no thread of this
-    /// process has this lock, leads or waits. A thread that asks for several locks must not wait at
-    /// a gate. The thread may lead at other gates, and the threads for which it would wait may wait
-    /// for it at those gates.
+    /// process has this lock, leads or waits. A thread A that asks for several locks must not wait
+    /// at a gate for a thread B. If A leads at another gate, B may wait for A at that gate, and A
+    /// and B would wait for ever.
     pub(crate) fn try_lead_beside(&mut self) -> bool {
         let is_read = self.readers.as_ref().is_some_and(|readers| readers.seat.is_some());
         self.alone.seat.is_none() && !is_read && self.queue.try_lead()
@@ -346,8 +346,8 @@ impl<I> Order<I> {
         LeaveOutcome::Left(seat, Fate::Release { leads })
     }
 
-    /// Passes the hold of the thread that has just left its seat to the next thread, if that thread
-    /// may have the hold now. The caller wakes the next thread after it has released the mutex.
+    /// A thread has just left its seat: passes its hold to the next thread, if the next thread may
+    /// have the hold now. The caller wakes the next thread after it has released the mutex.
     ///
     /// The re-entrant and the fair handles of a name share one seat. A fair handle's hold goes to
     /// the next thread of its line (`Hold::line`). Any other hold goes to the first thread in the
@@ -383,8 +383,8 @@ impl<I> Order<I> {
     /// other writer.
     fn may_pass(&self, hold: &Hold, now: u64) -> bool {
         let mode = hold.owner.mode();
-        // While an adopted hold has the seat, a leader may wait in Redis's queue. Its turn comes
-        // first.
+        // While an adopted hold has the seat, a leader may wait in Redis's queue. The leader gets
+        // the lock before the threads in this process's queue.
         self.alone.cohort.may_pass(now)
             && !self.queue.is_led()
             && self.queue.first().is_some_and(|first| {

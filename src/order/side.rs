@@ -69,7 +69,7 @@ impl Side {
 
     /// Lets a thread share a hold. A thread that has the hold gets another level. Another thread
     /// joins if the turn is [young](Cohort::may_join) and no other process waits, or [at any
-    /// time](Joining::AnyTime). The `bool` is `false` only if the thread joined outside such a
+    /// time](Joining::AnyTime). The `bool` is `false` only if the thread joined outside a young
     /// turn. Returns `None` if the seat is empty.
     pub(super) fn join<I>(
         &mut self,

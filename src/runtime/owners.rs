@@ -42,9 +42,9 @@ impl Core {
         (owner, LiveOwner { core: Arc::clone(self), number: owner.number() })
     }
 
-    /// Makes the owner live that adopts the ticket with this number. The second result is whether
-    /// the call repeats an adoption with an unknown outcome. Returns `None` if another call of this
-    /// client adopts the ticket now, or has adopted it.
+    /// Makes the owner live that adopts the ticket with this number. The `bool` says whether the
+    /// call repeats an adoption with an unknown outcome. Returns `None` if another call of this
+    /// client is adopting the ticket, or has adopted it.
     pub(crate) fn adopts(self: &Arc<Self>, number: u64) -> Option<(LiveOwner, bool)> {
         let is_repeated = self.owners.undecided.lock().remove(&number);
         let is_new = self.owners.live.lock().insert(number);

@@ -131,8 +131,8 @@ pub use permit_id::PermitId;
 pub(crate) use requests::{ChangedNames, Cursor, RequestId, Requests, ServerClock, VALID_FOR};
 
 /// Sends a command and waits for its reply. If the connection breaks, sends the command once more
-/// over a new connection, so the command must be safe to send twice. (If the copy must differ, use
-/// [`call_again`]. To send a command only once, use [`Route::call_once`].)
+/// over a new connection, so the command must be safe to send twice. (If the second command must
+/// differ, use [`call_again`]. To send a command only once, use [`Route::call_once`].)
 fn call(route: &Route, command: &Command, rights: Rights) -> Result<Value, Trouble> {
     call_again(route, command, rights, || command.clone()).map(|(reply, _)| reply)
 }

@@ -53,9 +53,9 @@ pub(crate) struct MailboxState {
     pub(crate) inbox: Inbox<GrantDetails>,
 }
 
-/// The subscriber's thread calls this with a message on the client's own channel that names this
-/// owner. Scripts send it (`lua/lock/hand_over.lua`, or `tell` in `lua/hand_off.lua`). A grant that
-/// names an owner without a mailbox is given back (`site/unclaimed.rs`).
+/// The subscriber thread calls this when a message on the client's own channel names this owner.
+/// Scripts send such messages (`lua/lock/hand_over.lua`, or `tell` in `lua/hand_off.lua`). A grant
+/// that names an owner without a mailbox is given back (`site/unclaimed.rs`).
 impl Recipient for Mailbox {
     fn receive(&self, message: &Message<'_>) -> bool {
         let now = clock::now();
@@ -125,7 +125,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         Ok((listens, tried))
     }
 
-    /// The registration of the owner, for a hold to whose owner messages may still come.
+    /// Returns the owner's registration, for a hold whose owner may still get messages.
     pub(crate) fn registered(&self) -> Option<Arc<Registered>> {
         self.mailbox.clone().map(|mailbox| mailbox as Arc<Registered>)
     }
@@ -169,7 +169,8 @@ impl QueueEntry {
         }
         let (now, collector) = (clock::now(), Collector::now(site, claim.need.terms));
         let granted = self.machine.collect(now, inbox, collector);
-        // The earlier time counts: a new leader asks at once, even if the entry would sleep on.
+        // Of the two times, keep the earlier. So a new leader asks at once, even if the entry would
+        // sleep for longer.
         listening.ask_at = listening.ask_at.min(self.machine.ask_at());
         Some(self.tenancy_of(site, claim, granted?, clock::now()))
     }
@@ -197,8 +198,8 @@ impl QueueEntry {
             self.mailbox = Some(site.core.recipients.register(self.owner.number(), mailbox));
         }
         listening.own.note_version(site.core.pubsub.own_version(&site.name));
-        // If a request for reading under the thread's own write hold fails, other threads need not
-        // fail, too.
+        // A failed request to read under the thread's own write hold (`beside`) does not concern
+        // other threads.
         let arrivals = if beside.is_none() { site.arrivals() } else { 0 };
         let (scripts, asked) = (site.scripts(), Asked::now(site));
         let Some(again) = self.machine.begin_request(asked, lease, waits) else {

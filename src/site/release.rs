@@ -37,9 +37,9 @@ impl Site {
         self.tell_end(tenancy, done)
     }
 
-    /// Ends one level of a tenancy in this process. Returns what is left to do, and the seat that
-    /// the tenancy has left. The caller drops the seat after it has done the rest. `None`: the
-    /// tenancy has other levels. (Inlined, since a re-entry's end is all that most calls do.)
+    /// Ends one level of a tenancy in this process. Returns the remaining work, and the seat that
+    /// the tenancy has left. The caller does the work, and then drops the seat. Returns `None` if
+    /// the tenancy has other levels. (Inlined, because this is what most calls find.)
     #[inline(always)]
     pub(super) fn step_out(
         self: &Arc<Self>,
@@ -96,8 +96,8 @@ impl Site {
         tenancy: &Arc<Tenancy>,
         done: Result<(), Error>,
     ) -> Result<(), Error> {
-        // This comes last: it drops the callbacks, and the drop of a captured value may take this
-        // very lock.
+        // This comes last, because it drops the callbacks. The drop of a value that a callback has
+        // captured may take this very lock.
         let unheard = tenancy.finish_released();
         if unheard.is_some() {
             match &done {
@@ -279,8 +279,8 @@ impl Site {
             // for leftovers. The renewer may then have left the hold at the new master, because the
             // hold's owner was still live. To prevent this, this thread first ends the owner and
             // then reads the incarnation. The renewer asks for leftovers only after the incarnation
-            // was raised, and then checks which owners are live. In each order, either the renewer
-            // finds that the owner has ended, or this thread finds another incarnation.
+            // was raised, and then checks which owners are live. So in any order, the renewer finds
+            // that the owner has ended, or this thread finds another incarnation.
             if self.route.incarnation() != hold.asked.incarnation {
                 let (release, lease) = (self.release_command(hold), hold.longest_lease());
                 self.core.watchdog.clean_up(Cleanup::left_over(name, release, lease));

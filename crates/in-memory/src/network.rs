@@ -1,4 +1,4 @@
-//! The server's network: its connections, which break where a test allows it.
+//! The server's connections. They break at the points that a test allows.
 //!
 //! The server replies at once, in the order of the requests. If no reply will ever end a read in a
 //! model, the model reports this.

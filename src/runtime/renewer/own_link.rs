@@ -66,7 +66,7 @@ impl OwnLink {
     /// for a while: if it breaks without a reply, sends the commands again over a new connection.
     /// The second result is whether the commands were sent twice. After a second send, the first
     /// copies may have run, even if the second copies failed. `within`: the time limit for the
-    /// replies. If a few round trips take longer, they are the limit.
+    /// replies. If a few round trips take longer than `within`, their time is the limit.
     pub(super) fn exchange(
         &mut self,
         commands: &[Command],

@@ -110,8 +110,8 @@ impl ServerInfo {
 pub(super) struct Runs {
     last: Mutex<Option<ServerInfo>>,
     /// The number of the last run. Before the first connection, this is already the number of the
-    /// first run: otherwise a request that opens the first connection would seem to have reached
-    /// two runs.
+    /// first run. Otherwise the number would rise during a request that opens the first connection,
+    /// and the request would seem to have reached two runs.
     incarnation: AtomicU64,
     /// The callback for each run after the first.
     told: OnceLock<Box<dyn Fn() + Send + Sync>>,

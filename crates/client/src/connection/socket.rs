@@ -54,7 +54,7 @@ pub(super) struct Socket {
 /// than the server takes to reply.
 #[derive(Default)]
 struct BusyPoll {
-    /// The longest time of polling. If it is zero, the thread sleeps at once.
+    /// The longest time for which a thread polls. If this is zero, the thread sleeps at once.
     longest: Duration,
     /// How much time polling has saved on this connection.
     spin: Spin,
