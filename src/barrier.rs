@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! arrive: a numbered request; the last party trips the barrier, or runs its action and then trips it
-//! others: listen, ask, sleep; a message says how the generation ended. Without one, a party asks
+//! others: listen, ask, sleep; a message says how the generation ended. Until then a party asks
 //!         often, which renews its lease, and when the first lease of another party ends
 //! leave:  a party whose wait is over, cancelled or failed breaks the barrier, if need be in the
 //!         background; if the barrier has tripped before, the party has passed
@@ -19,10 +19,10 @@
 //!   once.
 //! - To give up an arrival, a party sends a request with the same number. From then on the server
 //!   refuses copies of the arrival, and the generation of the arrival is broken. The client repeats
-//!   this request in the background, and before each further numbered request of its own. A request
-//!   that came after a reset would break the new generation.
-//! - A party never arrives in a generation that is earlier than the latest that its process has
-//!   seen.
+//!   this request in the background, and before each further numbered request of its own. If the
+//!   request came after a reset, it would break the new generation.
+//! - A party never arrives in a generation that is earlier than the latest generation that its
+//!   process has seen.
 
 use std::cell::{Cell, OnceCell};
 use std::collections::VecDeque;
@@ -161,7 +161,7 @@ impl CyclicBarrier {
     /// # Blocking
     ///
     /// Blocks until all parties have arrived, or an error ends the wait. The last party needs one
-    /// round trip, and a second one after an action. A message then wakes the other parties.
+    /// round trip, and another after an action. A message then wakes the other parties.
     pub fn wait(&self) -> Result<u32, Error> {
         self.pass(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
     }

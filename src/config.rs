@@ -266,8 +266,9 @@ impl ClientBuilder {
     /// - there are too few replicas for [`replica_acks`](Self::replica_acks) or for the server's
     ///   own `min-replicas-to-write`.
     ///
-    /// When the server answers again, the time starts again for the next outage. (After missing
-    /// replicas, it starts again only when the replicas have been back for that time.)
+    /// When the server answers again, the outage is over, and the next outage has the full time.
+    /// (An outage for lack of replicas is over only after the replicas have been back for this
+    /// time.)
     ///
     /// The call's own limit or a cancellation ends the wait earlier. Any other error, such as a
     /// refused password or a server without memory (`maxmemory`), ends the wait at once. A call

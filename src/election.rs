@@ -575,9 +575,9 @@ impl LeaderElection {
     }
 }
 
-/// How many times a campaign takes a lock that it then loses or that has too little lease left.
-/// After this number of attempts, the campaign fails. More attempts would hide that the server is
-/// too slow for the lease.
+/// After this number of attempts, a campaign fails. In each of these attempts the campaign took the
+/// lock, and then lost it or found too little lease left. More attempts would hide that the server
+/// is too slow for the lease.
 const MOST_TRIES: u32 = 3;
 
 /// The average pause of a [run](LeaderElection::run) between two campaigns.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::client::Client;
 use crate::observe::Kind;
 
-/// The state of a client at a moment. Made by [`Client::snapshot`].
+/// The state of a client at a moment. [`Client::snapshot`] returns a `Snapshot`.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {

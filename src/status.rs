@@ -148,7 +148,7 @@ pub struct Waiter {
     pub process: Option<OwnerProcess>,
 }
 
-/// A server's description of itself. Made by [`Client::server_infos`].
+/// A server's description of itself. [`Client::server_infos`] returns these values.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {

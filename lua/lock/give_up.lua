@@ -1,8 +1,7 @@
 -- Removes an owner from the queue, and releases the lock if the owner was granted it meanwhile.
 --
 -- KEYS see ../hand_off.lua
--- ARGV as of release.lua
--- reply: as of release.lua
+-- ARGV and reply see release.lua
 --
 -- A client also sends this for an owner that was granted a lock and does not want it. Only the head
 -- of the queue knows of an open window, so if the head leaves, `look` sends a message to the next

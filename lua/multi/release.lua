@@ -3,7 +3,7 @@
 -- Comes after the function `one`, which releases a lock: ../lock/release.lua with the files that
 -- are prepended to it.
 --
--- KEYS as of acquire.lua
+-- KEYS see acquire.lua
 -- ARGV for each lock, one after the other: the five arguments of ../lock/release.lua
 -- reply: the list of the locks' replies: nil or a number as in ../lock/release.lua; -1 = an error,
 --        which a release of that lock alone would return

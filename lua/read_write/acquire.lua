@@ -1,8 +1,7 @@
 -- Takes a read-write lock to read or to write, or makes an entry in its queue.
 --
 -- KEYS see ../hand_off.lua
--- ARGV as of ../lock/acquire.lua
--- reply: as of ../lock/acquire.lua. `whose`: 1 = one of the holders is a Redisson client
+-- ARGV and reply see ../lock/acquire.lua. `whose`: 1 = one of the holders is a Redisson client
 --
 -- A waiter sends this script in every request, as with ../lock/acquire.lua. If readers hold the
 -- lock, another reader enters only if there is no waiter: the first waiter wants to write, and no

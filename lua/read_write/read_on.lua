@@ -2,7 +2,7 @@
 -- the script extends the owner's lease.
 --
 -- KEYS see ../hand_off.lua
--- ARGV as of acquire.lua
+-- ARGV see acquire.lua
 -- reply: the number of waiters; nil = this owner does not have the lock
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0

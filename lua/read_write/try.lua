@@ -5,7 +5,7 @@
 -- KEYS see ../hand_off.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or if 4 follows, 4 the
 --      writer under whose hold the owner reads
--- reply: as of ../lock/try.lua
+-- reply: see ../lock/try.lua
 local lease, owner, writer = ARGV[1], ARGV[2], ARGV[4]
 database = ARGV[3] or 0
 now()

@@ -197,7 +197,7 @@ impl Seat {
         std::iter::once((&self.tenancy, &self.levels)).chain(beside)
     }
 
-    /// Returns the tenant of this tenancy, if it is one of the other tenants.
+    /// Returns the tenant with this tenancy, if it is a tenant beside the first tenant.
     fn beside(&mut self, tenancy: &Arc<Tenancy>) -> Option<&mut Tenant> {
         self.shared.as_mut()?.beside.get(tenancy)
     }

@@ -107,7 +107,7 @@ mod tests;
 ///
 /// Every waiting thread has its own entry in Redis's queue, and after a hand-off the lock is idle
 /// until the next process has read its message. If the order does not matter, a
-/// [`ReentrantLock`](crate::ReentrantLock) is several times as fast.
+/// [`ReentrantLock`](crate::ReentrantLock) is several times faster.
 #[derive(Clone, Debug)]
 pub struct FairLock {
     queue: Arc<FairQueue>,

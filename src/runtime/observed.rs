@@ -15,7 +15,7 @@ use crate::name::Name;
 use crate::observe::{Event, Kind, Observer};
 use crate::snapshot::{Counts, ServerState, Snapshot, Waiting};
 
-/// The longest time for the query for the holder. The callback of a loss may wait for this query.
+/// The maximum time of a query for the holder. A query may delay the callback of a loss.
 const ASKS_FOR: Duration = Duration::from_millis(200);
 
 /// The events that a client counts.
@@ -118,9 +118,9 @@ pub(crate) struct SlowWait {
     pub(crate) is_said: Arc<AtomicBool>,
 }
 
-/// The most events that wait behind a slow callback. The second limit is for losses and ends of
-/// outages. These events are few, and if a loss were dropped, an observer's count of holds would
-/// remain wrong.
+/// The maximum number of events that wait behind a slow callback. The second limit is for losses
+/// and ends of outages. These events are few, and if a loss were dropped, an observer's count of
+/// holds would remain wrong.
 const MOST_EVENTS: usize = 10_000;
 const MOST_WITH_LOSSES: usize = 100_000;
 

@@ -25,10 +25,10 @@ use super::{Core, Member};
 use crate::lease::{Cleanup, Job};
 use crate::scripts;
 
-/// The most names that one script call renews. A longer call would block the server's other clients
-/// for too long.
+/// The maximum number of names that one script call renews. A longer call would block the server's
+/// other clients for too long.
 const NAMES_A_CALL: usize = 128;
-/// The most names whose renewals are written before a reply is read.
+/// The maximum number of names whose renewals are written before a reply is read.
 const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
 /// How long a reply for which no caller waits may take, in addition to some round trips. If the
 /// reply takes longer, its lane is closed.
@@ -40,8 +40,8 @@ pub(crate) struct Renewer {
     core: Arc<Core>,
     /// The number of the server.
     server: usize,
-    /// The most names in one call: [`NAMES_A_CALL`], or one in a cluster. In a cluster two names
-    /// are usually in two slots, or at two servers while their slot moves.
+    /// The maximum number of names in one call: [`NAMES_A_CALL`], or one in a cluster. In a cluster
+    /// two names are usually in two slots, or at two servers while their slot moves.
     names_a_call: usize,
     /// A separate connection, so that renewals and callers' commands do not delay each other.
     own: OwnLink,

@@ -21,8 +21,8 @@ const REMEMBERED: u64 = 10_000_000_000;
 /// The time after which a permit is forgotten if no other permit is released. No client waits so
 /// long for the end of an outage.
 const IDLE: u64 = 300_000_000_000;
-/// The most permits that are remembered. If a forgotten permit is taken on the new master, it is
-/// free again when its lease ends.
+/// The maximum number of permits that are remembered. If a forgotten permit is taken on the new
+/// master, the permit is free again when its lease ends.
 const MOST: usize = 10_000;
 
 /// The released permits, the oldest first.

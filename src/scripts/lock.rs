@@ -150,7 +150,7 @@ pub(crate) struct LockScripts<'a> {
     pub(crate) route: &'a Route,
     pub(crate) keys: LockKeys<'a>,
     pub(crate) database: i64,
-    /// The number of replicas that must have a grant before it counts.
+    /// The number of replicas that must have a grant before the thread may use it.
     pub(crate) acks: Option<ReplicaAcks>,
 }
 

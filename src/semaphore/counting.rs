@@ -27,8 +27,8 @@ use self::site::Giving;
 pub(crate) use self::site::SemaphoreSite;
 
 /// A counting semaphore in Redis: the threads of all processes share its permits. This type is like
-/// `Semaphore` of java.util.concurrent, and compatible with Redisson's `RSemaphore`. Made by
-/// [`Client::semaphore`].
+/// `Semaphore` of java.util.concurrent, and compatible with Redisson's `RSemaphore`.
+/// [`Client::semaphore`] returns a `Semaphore`.
 ///
 /// All clones, and all handles of the same name, are the same semaphore. A new semaphore has no
 /// permits until a program sets or adds some.

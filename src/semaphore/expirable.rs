@@ -27,8 +27,8 @@ pub use self::permit::ExpirablePermit;
 pub(crate) use self::site::ExpirableSite;
 
 /// A semaphore in Redis whose permits have leases. The threads of all processes share the permits.
-/// This type is compatible with Redisson's `RPermitExpirableSemaphore`. Made by
-/// [`Client::expirable_semaphore`].
+/// This type is compatible with Redisson's `RPermitExpirableSemaphore`.
+/// [`Client::expirable_semaphore`] returns an `ExpirableSemaphore`.
 ///
 /// Unlike the permits of a [`Semaphore`](crate::Semaphore), **a dead holder's permit returns** at
 /// the end of its lease. The watchdog renews the leases of live holders.
@@ -125,10 +125,9 @@ permit_verbs!(ExpirableSemaphore, ExpirablePermit, Vec<ExpirablePermit>);
 
 impl ExpirableSemaphore {
     /// Returns a handle that makes the semaphore with `permits` at its first request for permits,
-    /// if the semaphore does not exist: see
-    /// [`Semaphore::with_permits`](crate::Semaphore::with_permits), also for the errors. The server
-    /// knows the size of an expirable semaphore. If the size is not `permits`, the client logs this
-    /// once.
+    /// if the semaphore does not exist. [`Semaphore::with_permits`](crate::Semaphore::with_permits)
+    /// says more, and lists the errors. The server knows the size of an expirable semaphore. If the
+    /// size is not `permits`, the client logs this once.
     #[must_use]
     pub fn with_permits(&self, permits: u32) -> Self {
         Self { size: Some(permits), ..self.clone() }

@@ -89,10 +89,11 @@ impl Gate {
         })
     }
 
-    /// Does the same as [`leave`](Self::leave), and [keeps](Hold::keep_until) the hold until
-    /// `until`, if it is held. The leaving and the keeping happen under the mutex. If another
-    /// thread has taken the hold out of the seat before this call, the hold is lost, and that
-    /// thread cleans it up. If this call comes first, no thread releases the hold before `until`.
+    /// Does the same as [`leave`](Self::leave). If the hold is still held, this call also
+    /// [keeps](Hold::keep_until) the hold until `until`, under the same mutex. If another thread
+    /// has taken the hold out of the seat before this call, the hold is lost, and that thread
+    /// cleans up after the hold. If this call comes first, no thread releases the hold before
+    /// `until`.
     pub(crate) fn leave_kept(
         &self,
         tenancy: &Arc<Tenancy>,

@@ -16,8 +16,8 @@ use redlatch_client::{
 use crate::lease::schedule;
 use crate::runtime::{Core, RESENT_WITHIN};
 
-/// The most times that the time limit is doubled while the server does not reply. With so many
-/// doublings, the limit for the shortest lease reaches that for any other lease.
+/// How often the time limit is doubled at most while the server does not reply. After this number
+/// of doublings, the limit for the shortest lease is as long as the limit for any other lease.
 const MOST_DOUBLED: u32 = 20;
 
 pub(super) struct OwnLink {

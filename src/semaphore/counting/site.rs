@@ -58,8 +58,8 @@ pub(super) enum Giving {
     AwaitedForGood,
 }
 
-/// The most releases of a lane that have no reply yet. If a lane has this many, the next dropped
-/// permits are added to the debt, which one request pays. So no drop of a permit waits for the
+/// The maximum number of releases of a lane that have no reply yet. Above this number, permits that
+/// are dropped are added to the debt, which one request pays. So no drop of a permit waits for the
 /// server, and the memory for releases is bounded in the client and in the server.
 const MOST_POSTED: usize = 500;
 

@@ -107,7 +107,8 @@ struct LastRefusal {
 /// that announces permits is lost, only a request finds the permits.
 const FRESH_REFUSAL: u64 = 100_000_000;
 
-/// The most threads for which a leader asks. This limits the server's work for one call.
+/// The maximum number of threads for which a leader asks. This limits the server's work for one
+/// call.
 const MOST_TOGETHER: usize = 128;
 
 /// Returns the first need that cannot be met if `permits` permits are given to the needs in order.

@@ -35,7 +35,7 @@ pub(crate) trait PermitSource: Sized {
     const KIND: Kind;
     /// Whether permits have leases, so that they become free without a message.
     const LAPSE: bool;
-    /// The most permits of one request.
+    /// The maximum number of permits of one request.
     const MOST: u32;
 
     fn core(&self) -> &Arc<Core>;

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use redlatch_client::sync::{clock, jitter};
 
-/// The most grants of a turn that was not extended.
+/// The maximum number of grants of a turn that was not extended.
 const GRANTS: u32 = 512;
 const MOST_DOUBLED: u32 = 6;
 /// The longest turn, and so the longest time between the server's grant and the last pass.

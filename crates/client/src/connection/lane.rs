@@ -28,9 +28,9 @@ mod combiner;
 use self::call::Call;
 use self::combiner::Combiner;
 
-/// The most unread replies that a link may have. More posts wait in the queue until a thread that
-/// waits for the server anyway has read some replies. (A model has a small number, so that it
-/// reaches the limit.)
+/// The maximum number of unread replies that a link may have. More posts wait in the queue until a
+/// thread that waits for the server anyway has read some replies. (A model has a small number, so
+/// that it reaches the limit.)
 const MOST_UNREAD: usize = if IS_MODEL { 2 } else { 1_000 };
 
 /// A shared connection. The first command, and the first command after an error, opens it.

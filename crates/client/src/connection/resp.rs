@@ -9,7 +9,7 @@ use std::io::{self, Read};
 
 use redis::{ErrorKind, PushKind, RedisError, RedisResult, Value};
 
-/// The most bytes of a reply. All replies to this library's commands are much smaller. A message
+/// The maximum size of a reply. All replies to this library's commands are much smaller. A message
 /// may be larger, but servers by default close a listener that has more unread bytes than this.
 const LARGEST: usize = 32 << 20;
 const LONGEST_LINE: usize = 64 << 10;

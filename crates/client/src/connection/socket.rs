@@ -27,8 +27,8 @@ const UNDELIVERED: Duration = Duration::from_secs(15);
 /// How much the socket's own timeout may exceed the deadline. This slack saves a system call for
 /// each exchange.
 const LATE: Duration = Duration::from_millis(10);
-/// The most reads after the deadline, for bytes that arrived before it. A TLS record needs two
-/// reads.
+/// The maximum number of reads after the deadline, for bytes that arrived before the deadline. A
+/// TLS record needs two reads.
 const LOOKS: u32 = 16;
 /// The shortest timeout of a write that may write only some of its bytes.
 const LEAST: Duration = Duration::from_millis(1);

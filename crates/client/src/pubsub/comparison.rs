@@ -10,7 +10,7 @@ use super::PubSub;
 use super::entry::ChannelKind;
 use crate::connection::{Channels, Command, Failure, Node, Outcome};
 
-/// The most channels in one question.
+/// The maximum number of channels in one question.
 const MOST_COMPARED: usize = 100;
 
 impl PubSub {

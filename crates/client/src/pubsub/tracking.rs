@@ -64,11 +64,11 @@ pub(super) const NO_TRACKING: &str = "it does not notify the client of changed k
                                       CLIENT TRACKING or SUBSCRIBE is refused): the client finds a \
                                       loss at the next renewal, or with a fixed lease at unlock";
 
-/// The most questions about a key in a period, and the period's length.
+/// The maximum number of questions about a key in a period, and the period's length.
 const MOST_ASKS: u32 = 10;
 const PERIOD: u64 = 1_000_000_000;
-/// The most tracked keys. The limit keeps the cost of each renewal small, for the client and the
-/// server.
+/// The maximum number of tracked keys. The limit keeps the cost of each renewal small, for the
+/// client and the server.
 pub(super) const MOST_KEYS: usize = 10_000;
 /// If this many connections in a row end before the reply to the first step, the next connection
 /// does not track. Such a server seems to close a connection that sends an unknown command.

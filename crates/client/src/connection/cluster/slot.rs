@@ -218,10 +218,10 @@ fn halfway(outcome: Outcome) -> Outcome {
 
 impl Cluster {
     /// Follows a redirect of a command that a background thread has sent, until `until`. Returns
-    /// the reply of the server that has the slot. After a `MOVED`, only stores the slot's new
-    /// server: the command was not run, and the renewer of the new server sends it, so that this
-    /// thread does not wait for the new server. (At the client's end this function sends the
-    /// command itself, because no renewer does.)
+    /// the reply of the server that has the slot. A `MOVED` means that the command was not run.
+    /// After a `MOVED`, this function only stores the slot's new server. The renewer of the new
+    /// server sends the command, so that this thread does not wait for the new server. (At the
+    /// client's end this function sends the command itself, because no renewer does.)
     pub fn resend(
         self: &Arc<Self>,
         command: &Command,

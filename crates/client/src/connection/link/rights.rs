@@ -26,7 +26,7 @@ pub(super) struct KnownRights {
 }
 
 impl KnownRights {
-    /// The most names that are kept, with about 16 bytes each.
+    /// The maximum number of names that are kept, with about 16 bytes each.
     const MOST: usize = 10_000;
 
     pub(super) fn new(is_open: bool) -> Self {
