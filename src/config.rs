@@ -273,9 +273,9 @@ impl ClientBuilder {
     /// The call's own limit or a cancellation ends the wait earlier. Any other error, such as a
     /// refused password or a server without memory (`maxmemory`), ends the wait at once. A call
     /// without a wait ([`try_lock`](crate::ReentrantLock::try_lock), `unlock`) and
-    /// [`connect`](Self::connect) fail at once. If there is no master, such a call looks for one.
-    /// With Sentinels, they look for up to [`connect_timeout`](Self::connect_timeout). In a
-    /// cluster, they look for up to the sum of this time and
+    /// [`connect`](Self::connect) fail at once. If there is no master, such a call first looks
+    /// for a master: with Sentinels for up to [`connect_timeout`](Self::connect_timeout), and in a
+    /// cluster for up to the sum of `connect_timeout` and
     /// [`response_timeout`](Self::response_timeout).
     ///
     /// Set at least the time of a restart, or the time in which the Sentinels choose another

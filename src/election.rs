@@ -720,7 +720,7 @@ impl Leadership {
         let reason = match &mut *term.progress.lock() {
             Progress::Leads(callbacks) => return callbacks.push(callback),
             Progress::Deposed(reason, _) => *reason,
-            // A resigned leadership has no guard, so this cannot be called.
+            // A resigned leadership has no guard, so no program can call this function then.
             Progress::Resigned => return,
         };
         term.call(reason, vec![callback]);
@@ -851,9 +851,10 @@ impl Term {
             _ => Vec::new(),
         };
         *progress = how;
-        // The token is cancelled under the mutex. If the token were cancelled later, `on_deposed`
-        // could have a callback called before the cancellation. If the token were cancelled
-        // earlier, the work could stop and resign at once, and the callbacks would be dropped.
+        // The token is cancelled under the mutex. If the token were cancelled later, a callback
+        // that `on_deposed` registers could run before the cancellation. If the token were
+        // cancelled earlier, the work could stop and resign at once, and the callbacks would be
+        // dropped.
         self.stop.cancel();
         callbacks
     }

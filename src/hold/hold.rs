@@ -533,7 +533,7 @@ impl Hold {
     }
 
     pub(crate) fn is_kept(&self) -> bool {
-        // Most holds are never kept, and for them this reads no clock.
+        // Most holds are never kept. For such a hold this function reads no clock.
         self.kept_until.load(Ordering::SeqCst) != 0 && self.is_kept_at(clock::now())
     }
 

@@ -81,7 +81,8 @@ pub(crate) struct Core {
     listens_for_wants: AtomicBool,
     last_heartbeat: AtomicU64,
     counts: Counted,
-    /// The waits that have lasted for long. Each waiting thread adds and removes its own wait.
+    /// The waits that have lasted for a long time. Each waiting thread adds and removes its own
+    /// wait.
     pub(crate) waits: Mutex<Waits>,
     slow_lines: Mutex<SlowLines>,
     /// Returns the text of a log line about a slow wait.

@@ -107,7 +107,7 @@ impl SlowLines {
     }
 }
 
-/// A wait that has lasted for long.
+/// A wait that has lasted for a long time.
 #[derive(Debug)]
 pub(crate) struct SlowWait {
     pub(crate) name: Name,
@@ -282,8 +282,8 @@ impl Core {
         Some(later)
     }
 
-    /// Logs at once which other locks a thread holds that has waited for long. Only this client
-    /// knows which locks its thread holds, so only this line may show the deadlock.
+    /// A thread has waited for a long time: logs at once which other locks the thread holds. Only
+    /// this client knows these locks, so only this line may show the deadlock.
     pub(crate) fn tells_deadlock(&self, name: &Name, thread: &Arc<Thread>, waited: Duration) {
         let held = self.members.held_by(thread);
         if held.is_empty() || !log::log_enabled!(Level::Warn) {

@@ -248,7 +248,7 @@ pub(super) fn marked<T>(
 pub(crate) const REFUSED: i64 = -1;
 
 /// Converts the reply of a release to the number of subscribers that got the message, or to `None`
-/// if no permit is free, so that no message was sent. [`REFUSED`] does not change. Any other
+/// if no permit is free, so that no message was sent. [`REFUSED`] is returned as it is. Any other
 /// negative number means that the number is unknown.
 pub(super) fn heard_by(reply: i64) -> Option<i64> {
     match reply {

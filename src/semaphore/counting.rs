@@ -137,7 +137,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// This method returns no error. If a call on this handle asks for more than `permits` at once,
-    /// it fails with [`Config`](ErrorKind::Config), because the semaphore never has so many. If
+    /// it fails with [`Config`](ErrorKind::Config), because the semaphore never has that number. If
     /// `permits` is zero, every acquire fails. (To wait for permits that another program adds, take
     /// a handle without `with_permits`.) The first acquire also checks whether the semaphore
     /// exists, and may make it. If this fails, the acquire returns the error and takes no permit,

@@ -26,7 +26,7 @@ pub(crate) struct Size {
 
 impl Size {
     /// Notes the size that a handle wants. Only the first size is kept. Fails if the handle asks
-    /// for more `permits` than its size: the semaphore never has so many.
+    /// for more `permits` than its size: the semaphore never has that number.
     pub(super) fn wants(
         &self,
         size: u32,

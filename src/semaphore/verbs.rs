@@ -156,7 +156,7 @@ macro_rules! permit_verbs {
                     self.got(self.take(permits, Wait::FOREVER))
                 }
 
-                /// Takes `permits` permits together if so many are free now and no thread of this
+                /// Takes `permits` permits together if they are free now and no thread of this
                 /// process waits for permits: see [`try_acquire`](Self::try_acquire).
                 ///
                 /// # Errors

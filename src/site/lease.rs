@@ -1,6 +1,6 @@
-//! The lease of the hold in a site's seat: its alarm, its extension, and early news of its loss. If
-//! a hold lasts for a while, the subscriber makes the server track the hold's key
-//! (`pubsub/tracking.rs`). A shorter hold has no tracking cost.
+//! The lease of the hold in a site's seat: the lease's alarm, its extension, and the early
+//! detection of its loss. If a hold lasts for a while, the subscriber makes the server track the
+//! hold's key (`pubsub/tracking.rs`). A shorter hold is not tracked.
 
 use std::sync::Arc;
 use std::time::Duration;

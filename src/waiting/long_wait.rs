@@ -1,7 +1,7 @@
-//! The warning about a thread that has waited for long. The warning names the lock's holder, and
-//! the locks that the thread itself holds. The thread may be in a deadlock, because the holder may
-//! wait for one of the thread's own locks. A deadlock does not end by itself, because both clients
-//! renew their locks.
+//! The warning about a thread that has waited for a long time. The warning names the lock's holder,
+//! and the locks that the thread itself holds. The thread may be in a deadlock, because the holder
+//! may wait for one of the thread's own locks. A deadlock does not end by itself, because both
+//! clients renew their locks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -7,7 +7,7 @@
 //!     granted meanwhile?   done
 //!     time to ask?         ask; granted? done
 //!     else                 sleep until there is news, or that time
-//! admit the grant; if it is not ours any more, ask anew
+//! admit the grant; if this process has lost it, ask anew
 //! ```
 //!
 //! The leader asks at once when it begins to lead. The leader asks again when a message came or may

@@ -10,9 +10,9 @@
 //! ```
 //!
 //! A waiter whose entry is gone counts as notified, because a thread sleeps only while its entry
-//! exists. Whatever removed the entry, the thread must wake up; a message only wakes it sooner.
-//! Because the entry is what counts, no notification is lost between the release and the sleep, or
-//! when a subscriber loses its connection.
+//! exists. A thread without an entry must wake up, even if it got no message: a message only wakes
+//! the thread sooner. For this reason, no notification is lost between the release and the sleep,
+//! or when a subscriber loses its connection.
 //!
 //! An unused notification is passed on to the next waiter. The server keeps a record of a notified
 //! waiter until the waiter's thread has taken the lock and left it again. If the thread never does

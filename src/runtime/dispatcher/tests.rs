@@ -1,4 +1,4 @@
-//! A client's background jobs at a cluster's servers, while a slot leaves one of them.
+//! Tests of a client's background jobs in a cluster, while a slot moves to another server.
 
 #![allow(clippy::unwrap_used)]
 

@@ -111,8 +111,8 @@ impl Renewer {
         self.ask_again = Some(self.ask_again.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// Repeats the changes of one sequence whose last reply came from an older run, after the
-    /// renewer had already repeated the earlier changes at this run.
+    /// Repeats the changes of one sequence. The reply to the sequence's last change came from an
+    /// older run of the server, after the renewer had repeated the earlier changes at this run.
     pub(super) fn mend_late(
         &mut self,
         name: &Arc<str>,

@@ -150,7 +150,8 @@ impl<L> PermitGate<L> {
         }
     }
 
-    /// Makes a thread that the server has refused the leader, or queues it behind the leader.
+    /// The server has refused the thread's request: makes the thread the leader, or queues the
+    /// thread behind the leader.
     pub(crate) fn refused(&self, thread: &Arc<Thread>, need: PermitNeed) -> EnterPermits<L> {
         let mut state = self.state.lock();
         if !state.queue.try_lead() {

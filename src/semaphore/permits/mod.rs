@@ -308,8 +308,8 @@ fn stay_away<S: PermitSource>(site: &S) -> Duration {
     if rest.is_zero() { site.gate().with_turn(|turn| turn.pause(own, clock::now())) } else { rest }
 }
 
-/// The number of this client's listeners to the semaphore's channel: one or zero. The server's
-/// count of listeners includes this client's.
+/// The number of this client's listeners to the semaphore's channel: one or zero. The number of
+/// listeners that the server reports includes this listener.
 fn own_listeners<S: PermitSource>(site: &S) -> i64 {
     i64::from(site.core().pubsub.listening(site.channel()).is_some())
 }

@@ -46,7 +46,7 @@ pub(crate) struct Sentinels {
     service: String,
     of_sentinels: Login,
     of_servers: Login,
-    /// A template for the addresses: Sentinels and servers share its scheme.
+    /// A template for the addresses. All Sentinels and servers have the template's scheme.
     pattern: ConnectionAddr,
     map: AddressMap,
     network: Network,
