@@ -110,7 +110,7 @@ impl Client {
     ///
     /// # Blocking
     ///
-    /// Up to 17 s, if the server stops answering during the call.
+    /// Blocks for up to 17 s, if the server stops answering during the call.
     pub fn connect(url: &str) -> Result<Self, Error> {
         Self::builder(url).connect()
     }

@@ -119,8 +119,8 @@ impl ClientBuilder {
     /// the process from this name. End the name with `@host:process` if [`Client::status`] should
     /// show them.
     ///
-    /// Up to 200 bytes. Defaults to the program, its host and the number of its process:
-    /// `billing@host-7:4711`.
+    /// `name` has at most 200 bytes. The default consists of the program, its host and the number
+    /// of its process: `billing@host-7:4711`.
     pub fn name(mut self, name: &str) -> Self {
         self.config.name = Some(name.to_owned());
         self
@@ -134,7 +134,7 @@ impl ClientBuilder {
     /// only names with this prefix.
     ///
     /// The prefix must not contain `{` or `}`: in a cluster the first braces of a key choose its
-    /// slot, and these must be the braces of the name. Defaults to an empty prefix.
+    /// slot, and these must be the braces of the name. By default, the prefix is empty.
     pub fn prefix(mut self, prefix: &str) -> Self {
         prefix.clone_into(&mut self.config.prefix);
         self
@@ -145,7 +145,8 @@ impl ClientBuilder {
     /// watchdog renews each lease after a third of this time. If a process dies, other processes
     /// wait for its locks and permits for up to this time.
     ///
-    /// From 10 ms to a year. Defaults to 30 s, like Redisson's `lockWatchdogTimeout`.
+    /// `timeout` is from 10 ms to a year. The default is 30 s, like Redisson's
+    /// `lockWatchdogTimeout`.
     pub fn watchdog_timeout(mut self, timeout: Duration) -> Self {
         self.config.watchdog_timeout = timeout;
         self
@@ -155,7 +156,7 @@ impl ClientBuilder {
     /// lease ends, and the guard reports the loss, so that a thread that hangs does not keep a lock
     /// for ever.
     ///
-    /// More than zero. Defaults to no limit.
+    /// `longest` is more than zero. By default there is no limit.
     pub fn max_hold(mut self, longest: Duration) -> Self {
         self.config.max_hold = Some(longest);
         self
@@ -166,7 +167,8 @@ impl ClientBuilder {
     /// redlatch's clients skip a killed waiter at once. Redisson's clients skip a killed waiter
     /// after this time or later: see [`FairLock`](crate::FairLock).
     ///
-    /// From 100 ms to a minute. Defaults to 10 s. All clients of a lock need the same value.
+    /// `timeout` is from 100 ms to a minute. The default is 10 s. All clients of a lock need the
+    /// same value.
     pub fn fair_wait_timeout(mut self, timeout: Duration) -> Self {
         self.config.fair_wait_timeout = timeout;
         self
@@ -179,8 +181,9 @@ impl ClientBuilder {
     /// shorter than Redisson's setting, Redisson may drop live waiters of redlatch, which return to
     /// the head of the queue.
     ///
-    /// From 1 ms to a year. Defaults to 5 minutes, like `fairLockWaitTimeout`. All clients of a
-    /// lock need the same value. This setting has no effect if no Redisson client uses the lock.
+    /// `timeout` is from 1 ms to a year. The default is 5 minutes, like `fairLockWaitTimeout`. All
+    /// clients of a lock need the same value. This setting has no effect if no Redisson client uses
+    /// the lock.
     pub fn redisson_fair_lock_wait_timeout(mut self, timeout: Duration) -> Self {
         self.config.redisson_fair_lock_wait_timeout = timeout;
         self
@@ -194,7 +197,7 @@ impl ClientBuilder {
     /// server, if `resolv.conf` does not set another time.) If the URL has an IP address, no
     /// look-up is needed.
     ///
-    /// From 1 ms to a year. Defaults to 5 s.
+    /// `timeout` is from 1 ms to a year. The default is 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connection.connect_timeout = timeout;
         self
@@ -214,7 +217,7 @@ impl ClientBuilder {
     ///   thread's request on the same connection;
     /// - at most three times the sum, if that connection breaks and the request is sent once more.
     ///
-    /// From 1 ms to a year. Defaults to 3 s, like Redisson's `timeout`.
+    /// `timeout` is from 1 ms to a year. The default is 3 s, like Redisson's `timeout`.
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
         self.config.connection.response_timeout = timeout;
         self
@@ -251,7 +254,7 @@ impl ClientBuilder {
     /// different values do not wake each other. Redisson uses sharded channels since 3.22, unless
     /// its `shardedSubscriptionMode` is `OFF`.
     ///
-    /// Defaults to `true`. No effect with one server.
+    /// The default is `true`. This setting has no effect with one server.
     pub fn sharded_channels(mut self, sharded: bool) -> Self {
         self.config.connection.sharded_channels = sharded;
         self
@@ -280,7 +283,7 @@ impl ClientBuilder {
     ///
     /// Set at least the time of a restart, or the time in which the Sentinels choose another
     /// master: their `down-after-milliseconds` plus a few seconds. With zero, the first failure
-    /// ends a wait. Up to a year. Defaults to 60 s.
+    /// ends a wait. `timeout` is at most a year. The default is 60 s.
     pub fn failover_timeout(mut self, timeout: Duration) -> Self {
         self.config.failover_timeout = timeout;
         self
@@ -302,7 +305,7 @@ impl ClientBuilder {
     /// are not mentioned, because they belong to no thread. Waits for latches, barriers and
     /// elections are usually long, so for these waits the client logs only the second line.
     ///
-    /// With [`Duration::MAX`], the client logs none of these lines. Defaults to 5 s.
+    /// With [`Duration::MAX`], the client logs none of these lines. The default is 5 s.
     pub fn slow_wait(mut self, after: Duration) -> Self {
         self.config.slow_wait = after;
         self
@@ -328,7 +331,7 @@ impl ClientBuilder {
     /// times a second, the client skips some of the requests. The client does not track more than
     /// 10,000 keys. If the server refuses to track keys, the client logs a line.
     ///
-    /// Defaults to `true`.
+    /// The default is `true`.
     pub fn client_tracking(mut self, enabled: bool) -> Self {
         self.config.client_tracking = enabled;
         self
@@ -339,7 +342,7 @@ impl ClientBuilder {
     /// if your server runs with Garnet's setting `lua-transaction-mode`. redlatch is not tested
     /// with Garnet.
     ///
-    /// Defaults to `false`.
+    /// The default is `false`.
     pub fn allow_garnet(mut self, allowed: bool) -> Self {
         self.config.allow_garnet = allowed;
         self
@@ -502,7 +505,8 @@ impl ClientBuilder {
     /// self-signed certificate is its own authority.
     ///
     /// If `pem` has no valid certificate, [`connect`](Self::connect) returns an error of kind
-    /// [`Config`](ErrorKind::Config). Defaults to the system's authorities.
+    /// [`Config`](ErrorKind::Config). By default, the client trusts the
+    /// system's authorities.
     #[cfg(feature = "tls")]
     pub fn tls_ca_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.config.connection.tls.authorities = Some(pem.into());

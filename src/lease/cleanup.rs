@@ -102,8 +102,8 @@ impl Cleanup {
 
     /// Shortens a hold that is kept until `ends`, and then releases it. `next` returns the command
     /// for the present time, and whether the command is the release. The release is repeated as for
-    /// [`released`](Self::released). If a copy of the request for the hold may come late, it is
-    /// repeated for at least 10 minutes.
+    /// [`released`](Self::released). If a copy of the request for the hold may come late, the
+    /// release is repeated for at least 10 minutes.
     pub(crate) fn kept(
         name: &Name,
         next: impl Fn() -> Next + Send + 'static,

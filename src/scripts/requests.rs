@@ -24,7 +24,8 @@ pub(super) const MEMORY: Duration = Duration::from_secs(300);
 /// for longer than this, and the difference is more than two clocks can drift apart. So a server
 /// that has forgotten the first copy refuses later copies.
 pub(crate) const VALID_FOR: Duration = Duration::from_secs(240);
-/// The age at which a change is always dropped. Every client gives up an outage sooner than this.
+/// The age at which a change is always dropped. No client waits this long for the end of an
+/// outage.
 const IDLE: u64 = 120_000_000_000;
 /// The usual time of use of a name that is used only once.
 const USED: u64 = 500_000_000;

@@ -353,8 +353,8 @@ impl Link {
         self.fail(self.after_write(late.into()))
     }
 
-    /// Removes each unwritten [take](super::Script::takes) whose thread has left: it would take
-    /// something for no thread. Releases remain. A command after ASKING remains, too: otherwise
+    /// Removes each unwritten [take](super::Script::takes) whose thread has left, because no thread
+    /// would use what it takes. Releases remain. A command after ASKING remains, too: otherwise
     /// ASKING would apply to the next command.
     pub(super) fn withdraw_late(&mut self) {
         if !self.connection.has_unwritten() {

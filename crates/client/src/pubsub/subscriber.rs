@@ -44,7 +44,7 @@ impl Subscriber {
         self.tracks.load(Ordering::Relaxed)
     }
 
-    /// Closes the connection. The thread then opens the next one.
+    /// Closes the connection. The thread then opens a new connection.
     pub(super) fn end_connection(&self) {
         if let Some(closer) = &*self.closer.lock() {
             closer.close();
