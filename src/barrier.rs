@@ -784,8 +784,8 @@ impl BarrierSite {
         }
     }
 
-    /// Gives up the arrivals of parties that have left. Each further request comes after this,
-    /// because a give-up that came after a later reset would break the new generation.
+    /// Gives up the arrivals of parties that have left. This comes before each further request: if
+    /// a reset came first, a request that gives up an arrival would break the new generation.
     fn settle(&self) -> Result<(), Trouble> {
         loop {
             let Some(leaving) = self.left.lock().first_to_send() else { return Ok(()) };

@@ -41,7 +41,7 @@ mod tests;
 /// connections](crate#threads-and-connections).
 ///
 /// When the last clone, handle and guard of a client is dropped, the client shuts down as by a call
-/// of [`shutdown`](Self::shutdown). The drop may block for as long as this call. The drop releases
+/// of [`shutdown`](Self::shutdown). The drop may block for as long as `shutdown`. The drop releases
 /// the client's locks, except locks that were [left to expire](crate::LockGuard::leave_to_expire).
 ///
 /// ```no_run

@@ -505,8 +505,7 @@ impl ClientBuilder {
     /// self-signed certificate is its own authority.
     ///
     /// If `pem` has no valid certificate, [`connect`](Self::connect) returns an error of kind
-    /// [`Config`](ErrorKind::Config). By default, the client trusts the
-    /// system's authorities.
+    /// [`Config`](ErrorKind::Config). By default, the client trusts the system's authorities.
     #[cfg(feature = "tls")]
     pub fn tls_ca_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.config.connection.tls.authorities = Some(pem.into());

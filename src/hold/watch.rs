@@ -198,9 +198,9 @@ impl<T: Leaseholder> Task for T {
     fn due(self: Arc<Self>) -> Option<Renewal> {
         let now = clock::now();
         // An alarm that another thread has replaced may still go off. This call therefore removes
-        // the present alarm only if it is due. An alarm that is removed before it is due would
-        // still go off, in addition to the next alarm. Two alarms would each set another alarm, for
-        // as long as the leaseholder lives.
+        // the present alarm only if it is due. If this call removed an alarm before it is due, this
+        // alarm would still go off, in addition to the next alarm. Each of the two alarms would
+        // then set another alarm, for as long as the leaseholder lives.
         self.alarm().lock().take_if(|alarm| alarm.due() <= now);
         self.track(now);
         let renewing = self.with_hold(|renewing| {

@@ -1,5 +1,5 @@
 //! The chain: for how long redlatch's processes have passed a lock to each other. This file is pure
-//! and imports nothing of the crate, because the models of the scripts (`tests/models/`) compile
+//! and imports nothing from the crate, because the models of the scripts (`tests/models/`) compile
 //! it, too.
 
 /// The time since which redlatch's processes have had the lock without a window, and the number of

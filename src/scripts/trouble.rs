@@ -24,7 +24,7 @@ pub(crate) enum Trouble {
     Unsent(Error),
     /// The request may have run, and may still run.
     Unknown(Error),
-    /// The request may have run, and can no longer run. The outcome will never be known.
+    /// The request may have run. It cannot run any later. The outcome will never be known.
     Forgotten(Error),
 }
 

@@ -39,7 +39,7 @@ impl Site {
 
     /// Ends one level of a tenancy in this process. Returns the remaining work, and the seat that
     /// the tenancy has left. The caller does the work, and then drops the seat. Returns `None` if
-    /// the tenancy has other levels. (Inlined, because this is what most calls find.)
+    /// the tenancy has other levels. (Inlined, because most calls only end a re-entry.)
     #[inline(always)]
     pub(super) fn step_out(
         self: &Arc<Self>,

@@ -163,10 +163,10 @@ pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, RequestStateOf<S>>;
 /// Waits for a grant. Returns `None` if the wait ended before the grant.
 ///
 /// The end of the wait also ends a request that the server has not answered. If the server seems to
-/// be up, the result is then `None`, otherwise the error of the request. The server seems to be up
-/// if one of these requests was answered: another request of this call, any request over the same
-/// connection within the last second, or the last request of the leader behind which the thread
-/// queued.
+/// be up, the call then returns `None`. Otherwise it returns the request's error. The server seems
+/// to be up if one of these requests was answered: another request of this call, any request over
+/// the same connection within the last second, or the last request of the leader behind which the
+/// thread queued.
 pub(crate) fn acquire<S: Synchronizer>(
     synchronizer: &S,
     (core, name): (&Core, &Name),
