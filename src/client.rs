@@ -285,9 +285,9 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// The errors of [`status`](Self::status). The message says if the lock or the permit may have
-    /// been released. [`Config`](ErrorKind::Config) if the holder's entry is not from redlatch or
-    /// Redisson: nothing was changed.
+    /// The errors of [`status`](Self::status). The message says whether the lock or the permit may
+    /// have been released. [`Config`](ErrorKind::Config) if the holder's entry is not from redlatch
+    /// or Redisson: nothing was changed.
     ///
     /// # Blocking
     ///

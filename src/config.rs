@@ -451,13 +451,14 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how many replicas must acknowledge a lock or a permit within `within` before it counts
-    /// as taken. If too few replicas acknowledge the lock, the client releases the lock, and the
-    /// call returns a transient error of kind [`TooFewReplicas`](ErrorKind::TooFewReplicas) with
-    /// their number. If too few replicas acknowledge a renewal, the renewal has failed: the guard's
-    /// state is [`Unconfirmed`](crate::HoldState::Unconfirmed), and the client tries again. If no
-    /// renewal succeeds before the lease ends, the lock is lost. For each lock that a guard reports
-    /// as held, at least `count` replicas therefore have the lock and its lease.
+    /// Sets how many replicas must acknowledge a lock or a permit within `within` before a call
+    /// returns its guard. If too few replicas acknowledge the lock, the client releases the lock,
+    /// and the call returns a transient error of kind
+    /// [`TooFewReplicas`](ErrorKind::TooFewReplicas), which says how many replicas acknowledged. If
+    /// too few replicas acknowledge a renewal, the renewal has failed: the guard's state is
+    /// [`Unconfirmed`](crate::HoldState::Unconfirmed), and the client tries again. If no renewal
+    /// succeeds before the lease ends, the lock is lost. For each lock that a guard reports as
+    /// held, at least `count` replicas therefore have the lock and its lease.
     ///
     /// The setting applies to all locks and all ways to take them, to permits of a
     /// [`Semaphore`](crate::Semaphore), and to permits of an

@@ -171,8 +171,9 @@ impl<'a, T> Event<'a, T> {
     }
 }
 
-/// The kind of a name: the type with which this client uses the name, or a server. (For what the
-/// server knows about a name, see [`StatusKind`](crate::status::StatusKind).)
+/// The kind of an event's name. The name belongs to a server, or to a synchronizer of the type with
+/// which this client uses the name. ([`StatusKind`](crate::status::StatusKind) is the kind that the
+/// server reports.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

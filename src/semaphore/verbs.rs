@@ -38,9 +38,9 @@ macro_rules! permit_verbs {
                 ///   answer, if the key holds other data, or if a permit's lease had ended before
                 ///   the reply was read. [`Protocol`](ErrorKind::Protocol) if the server's reply is
                 ///   malformed.
-                /// - [`Config`](ErrorKind::Config) if the name is empty, the lease out of range, or
-                ///   the number of permits higher than that of
-                ///   [`with_permits`](Self::with_permits).
+                /// - [`Config`](ErrorKind::Config) if the name is empty, if the lease is out of
+                ///   range, or if the call asks for more permits than
+                ///   [`with_permits`](Self::with_permits) sets.
                 /// - [`ShutDown`](ErrorKind::ShutDown) after
                 ///   [`Client::shutdown`](crate::Client::shutdown), which also ends waits.
                 ///   [`Forked`](ErrorKind::Forked) in a forked child.

@@ -88,7 +88,8 @@ impl Site {
         }
     }
 
-    /// Returns a query whether others wait, if the hold listens for the message that others wait.
+    /// Returns a query that asks whether others wait. Returns `None` if the hold does not listen
+    /// for the message that others wait.
     pub(super) fn ask_if_wanted(self: &Arc<Self>) -> Option<Renewal> {
         let hold = self.gate.hold()?;
         let listens = hold.attention().is_some_and(|attention| attention.listens());
