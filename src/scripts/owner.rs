@@ -103,7 +103,7 @@ impl ClientId {
     /// higher than the number before.
     fn next_owner_number(&self) -> u64 {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let now = (now.as_millis() as u64) << BELOW_MILLIS;
+        let now = first_number_at(now);
         let after = |last: u64| now.max(last + STEP);
         let last = self
             .last_owner
@@ -111,6 +111,12 @@ impl ClientId {
         // The closure always returns `Some`, so the `Err` case does not occur.
         last.map_or_else(after, after)
     }
+}
+
+/// Returns the lowest owner number of this time since 1970. A time before 2004 would look like the
+/// number of a ticket, so it gets the lowest number that has a time.
+fn first_number_at(time: Duration) -> u64 {
+    ((time.as_millis() as u64) << BELOW_MILLIS).max(WITH_TIME)
 }
 
 /// How an owner holds a lock.
@@ -319,6 +325,14 @@ mod tests {
         assert_eq!((owner(1), owner(WITH_TIME - 1)), (None, None));
         let second = SystemTime::UNIX_EPOCH + Duration::from_millis(1_800_000_000_123);
         assert_eq!(owner(1_800_000_000_123 << BELOW_MILLIS | 1), Some(second));
+    }
+
+    #[test]
+    fn no_clock_gives_an_acquisition_the_number_of_a_ticket() {
+        for year in 0..200 {
+            let number = first_number_at(Duration::from_secs(year * 31_556_952));
+            assert!(number >= WITH_TIME && !Owner::is_ticket_number(number), "1970 + {year}");
+        }
     }
 
     #[test]
