@@ -274,7 +274,13 @@ impl Site {
         // and then the release would report the hold as lost.
         self.clean_up(hold, outcome.is_err());
         if outcome.is_ok() {
-            hold.ended();
+            // The owner of an adoption has the ticket's number. If the new master still has the
+            // ticket, this client could adopt the ticket again, and the release below would end
+            // that second adoption. So after a failover this number stays live.
+            let is_reusable = hold.owner.has_ticket_number();
+            if !is_reusable || self.route.incarnation() == hold.asked.incarnation {
+                hold.ended();
+            }
             // The old master may have answered this release after the renewer asked the new master
             // for leftovers. The renewer may then have left the hold at the new master, because the
             // hold's owner was still live. To prevent this, this thread first ends the owner and
