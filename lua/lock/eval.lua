@@ -21,7 +21,7 @@ if held ~= 1 then
     return type(held) == 'table' and held or {err = 'NOTHELD'}
 end
 local ran, reply = pcall(script)
-local failed = type(reply) == 'table' and reply.err
+local failed = type(reply) == 'table' and rawget(reply, 'err')
 if ran and not failed then
     return reply
 end

@@ -98,6 +98,9 @@ fn a_script_gets_the_callers_keys_and_arguments_and_its_result_comes_back() {
             ("return 'text' -- at the end", Value::Bytes(b"text".to_vec())),
             ("return redis.status_reply('FINE')", Value::Bytes(b"FINE".to_vec())),
             ("return redis.call('set', 'x', 1)", Value::Bytes(b"OK".to_vec())),
+            ("return setmetatable({1}, {__index = function() error('no') end})", {
+                Value::List(vec![Value::Int(1)])
+            }),
             ("return {1, {2, 'x'}, nil, 4}", {
                 let inner = Value::List(vec![Value::Int(2), Value::Bytes(b"x".to_vec())]);
                 Value::List(vec![Value::Int(1), inner])
