@@ -13,6 +13,7 @@
 //! ```text
 //! until T      the lock is certain until T, in ns on `clock`
 //! signal N     for the command
+//! wanted N     a signal for the command, after its first second
 //! stop T       the command is to be told to end at T
 //! kill         the lock is lost
 //! ```
@@ -52,6 +53,9 @@ pub(crate) const ARGUMENT: &str = "guard-of-redlatch-run";
 /// The maximum time between two checks of the clock. The clock goes on while the machine sleeps.
 const LOOK: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(100);
+/// The time after the command's beginning in which it gets no signal of `--on-wanted`. Others may
+/// wait already, and most signals would end a command that has not set up its handler yet.
+const SET_UP: u64 = 1_000_000_000;
 /// The niceness of this process and of the processes that it has killed, if the system allows it.
 /// With 30 busy processes for each core and the usual niceness, the guardian and the end of the
 /// killed processes were a second late.
@@ -116,6 +120,10 @@ struct Guardian {
     start: UnixStream,
     /// The command's stdin. `None` after the command has begun.
     stdin: Option<OwnedFd>,
+    /// The time at which the command began.
+    begun: u64,
+    /// The signal of `--on-wanted` that the command has not got yet.
+    wanted: Option<Signal>,
     grace: u64,
     /// How long before the deadline the group is killed. A killed process takes some time to die.
     margin: u64,
@@ -184,6 +192,8 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
         line: String::new(),
         start,
         stdin: Some(stdin),
+        begun: u64::MAX,
+        wanted: None,
         grace,
         margin,
         until: u64::MAX,
@@ -236,6 +246,11 @@ impl Guardian {
         loop {
             self.hear();
             let now = clock();
+            if now >= self.wanted_at()
+                && let Some(signal) = self.wanted.take()
+            {
+                self.signal(signal);
+            }
             let dead_by = self.until.saturating_sub(self.margin);
             let ask = now.saturating_add(self.grace);
             let wait = if now >= dead_by.min(self.stops) {
@@ -250,7 +265,7 @@ impl Guardian {
                 let asks =
                     |end: u64, asked| if asked { end } else { end.saturating_sub(self.grace) };
                 let end = asks(dead_by, self.lost).min(asks(self.stops, self.asked_to_end));
-                LOOK.min(Duration::from_nanos(end.saturating_sub(now)))
+                LOOK.min(Duration::from_nanos(end.min(self.wanted_at()).saturating_sub(now)))
             };
             let mut polled = vec![PollFd::new(ended, PollFlags::IN)];
             polled.extend(self.lines.as_ref().map(|it| PollFd::new(it.get_ref(), PollFlags::IN)));
@@ -260,6 +275,11 @@ impl Guardian {
             }
             self.reap_orphans();
         }
+    }
+
+    /// Returns the time of the next signal of `--on-wanted`, or `u64::MAX`.
+    fn wanted_at(&self) -> u64 {
+        self.wanted.map_or(u64::MAX, |_| self.begun.saturating_add(SET_UP))
     }
 
     /// Kills the remaining processes of the group. Returns the status of the command, whether the
@@ -311,6 +331,7 @@ impl Guardian {
                     && let Some(stdin) = self.stdin.take()
                 {
                     let _gone = start::send_stdin(&self.start, stdin);
+                    self.begun = clock();
                 }
                 if self.stdin.is_none() {
                     self.until = until;
@@ -320,6 +341,7 @@ impl Guardian {
                 let signal = number.parse().ok().and_then(Signal::from_named_raw);
                 signal.inspect(|signal| self.signal(*signal));
             }
+            "wanted" => self.wanted = number.parse().ok().and_then(Signal::from_named_raw),
             "stop" => {
                 self.stops = number.parse().unwrap_or(u64::MAX).saturating_add(self.grace);
             }

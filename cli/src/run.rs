@@ -41,10 +41,6 @@ const AGAIN: Duration = Duration::from_millis(5);
 /// If the guardian is later than this, it counts as paused and is killed.
 const LATE: Duration = Duration::from_secs(1);
 
-/// The time after the command's start in which it gets no signal of `--on-wanted`: others may wait
-/// already, and most signals would end a command that has not set up its handler yet.
-const SET_UP: Duration = Duration::from_secs(1);
-
 /// Takes the lock, runs the command, and returns the status.
 pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let job = Job::of(run)?;
@@ -423,10 +419,8 @@ impl Work {
         // The time at which the guardian must have ended, and whether this process no longer waits
         // for it.
         let (mut late, mut given_up) = (u64::MAX, false);
-        // The time of the next signal of `--on-wanted`, and of the first at the earliest.
-        let (mut wanted, set_up) = (u64::MAX, clock().saturating_add(nanos(SET_UP)));
         loop {
-            let next = stops.unwrap_or(u64::MAX).min(wanted);
+            let next = stops.unwrap_or(u64::MAX);
             let wait = Duration::from_nanos(next.saturating_sub(clock()));
             let left = held.remaining().saturating_sub(margin);
             match told.recv_timeout(wait.min(tick).min(left).max(AGAIN)) {
@@ -440,7 +434,11 @@ impl Work {
                 Ok(Event::Signal(signal)) if !self.in_terminal || signal == SIGTERM => {
                     self.tell(&format!("signal {signal}\n"));
                 }
-                Ok(Event::Wanted) => wanted = clock().max(set_up),
+                Ok(Event::Wanted) => {
+                    if let Some(signal) = run.on_wanted {
+                        self.tell(&format!("wanted {signal}\n"));
+                    }
+                }
                 Ok(Event::Lost) => {
                     self.lost = true;
                     self.tell("kill\n");
@@ -455,10 +453,6 @@ impl Work {
                 // A guardian that is not paused ends the command within the grace time.
                 given_up |= std::mem::replace(&mut is_stopped, true);
                 stops = Some(now.saturating_add(nanos(grace(run) + LATE)));
-            }
-            if let Some(signal) = run.on_wanted.filter(|_| now >= wanted) {
-                wanted = u64::MAX;
-                self.tell(&format!("signal {signal}\n"));
             }
             if self.has_ended() {
                 stops = None;
