@@ -330,13 +330,13 @@ impl Client {
     ///
     /// - [`NotHeld`](ErrorKind::NotHeld) if the ticket does not have the lock, because a client has
     ///   adopted the ticket, the ticket's lease has ended, or the lock was taken away. The call has
-    ///   changed nothing. (If this client has already adopted the ticket, the guard of the first
-    ///   call is still valid.)
+    ///   changed nothing. (If an earlier call of this client has adopted the ticket, that call has
+    ///   returned the only guard, or the error with which it gave the lock back.)
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses, is unreachable, or does
     ///   not answer in time. If [the outcome is unknown](Error::outcome_unknown), this client may
     ///   have adopted the ticket. In this case call `adopt` again: the second call repeats the same
-    ///   adoption. Without a second call, the lock remains taken for one lease of this client, and
-    ///   is then free.
+    ///   adoption. Without a second call, the lock remains taken until the lease of the ticket, or
+    ///   one lease of this client, has ended.
     /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost before this call returned.
     /// - [`Config`](ErrorKind::Config) for the ticket of a fenced lock, or if its name is empty.
     /// - [`ShutDown`](ErrorKind::ShutDown), [`Forked`](ErrorKind::Forked).

@@ -79,12 +79,13 @@ impl Ticket {
     }
 }
 
-/// Writes the text of the ticket: the owner, the kind of lock, and the name. [`FromStr`] reads it.
+/// Writes the text of the ticket: the owner, the kind of lock, the length of the name, and the
+/// name. [`FromStr`] reads it.
 impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.is_fenced { FENCED } else { PLAIN };
-        // A name may contain spaces, so it comes last.
-        write!(f, "{} {kind} {}", self.owner, self.name)
+        // A name may contain spaces, so it comes last. Its length shows whether the text is whole.
+        write!(f, "{} {kind} {} {}", self.owner, self.name.len(), self.name)
     }
 }
 
@@ -97,20 +98,24 @@ impl fmt::Debug for Ticket {
 impl FromStr for Ticket {
     type Err = Error;
 
+    /// Reads a ticket's text. One line break may follow the text, as in a file.
+    ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if the text is no ticket, or only a part of a ticket.
+    /// [`Config`](ErrorKind::Config) if the text is not a ticket, or only a part of a ticket.
     fn from_str(text: &str) -> Result<Self, Error> {
         let parse = || {
-            let mut parts = text.splitn(3, ' ');
+            let mut parts = text.splitn(4, ' ');
             let owner = scripts::Owner::parse(parts.next()?, Mode::Lock)?;
             let is_fenced = match parts.next()? {
                 FENCED => true,
                 PLAIN => false,
                 _ => return None,
             };
-            let name = parts.next()?.to_owned();
-            owner.is_of_ticket().then_some(Self { owner, is_fenced, name })
+            let length: usize = parts.next()?.parse().ok()?;
+            let (name, after) = parts.next()?.split_at_checked(length)?;
+            let is_whole = matches!(after, "" | "\n" | "\r\n") && owner.is_of_ticket();
+            is_whole.then(|| Self { owner, is_fenced, name: name.to_owned() })
         };
         parse().ok_or_else(|| {
             let message = "a ticket is the text that `into_ticket` made, and this text is \
@@ -319,7 +324,7 @@ fn take_over(session: &Session, ticket: &Ticket, is_fenced: bool) -> Result<Held
 mod tests {
     use super::*;
 
-    const TEXT: &str = "0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab:800000000000000 plain an order";
+    const TEXT: &str = "0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab:800000000000000 plain 8 an order";
 
     #[test]
     fn a_ticket_is_its_text() {
@@ -329,6 +334,9 @@ mod tests {
         assert_eq!(format!("{ticket:?}"), format!("Ticket({TEXT:?})"));
         let fenced: Ticket = TEXT.replace("plain", "fenced").parse().unwrap();
         assert!(fenced != ticket && fenced.name() == ticket.name());
+        for line_break in ["\n", "\r\n"] {
+            assert_eq!(format!("{TEXT}{line_break}").parse::<Ticket>().unwrap(), ticket);
+        }
     }
 
     #[test]
@@ -336,8 +344,9 @@ mod tests {
         let of_client = TEXT.replace(":8", ":18");
         let of_redisson = TEXT.replace("-8d5c", "-4d5c");
         let other_kind = TEXT.replace("plain", "fair");
-        for text in ["", "orders", &TEXT[..52], &TEXT[..58], &of_client, &of_redisson, &other_kind]
-        {
+        let (cut, longer) = (&TEXT[..TEXT.len() - 1], format!("{TEXT}s"));
+        let parts = ["", "orders", &TEXT[..52], &TEXT[..58], cut, &longer];
+        for text in parts.into_iter().chain([&*of_client, &of_redisson, &other_kind]) {
             let error = text.parse::<Ticket>().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{text}");
         }
