@@ -5,7 +5,8 @@
 
 // campaign: take the lock (in an owned guard) -> extend its lease -> record the leader, tell others
 // lead:     renewed by the watchdog; an alarm at the deadline less the grace, put off by renewals
-// deposed:  the alarm finds less than the grace left, or the lock is lost: once, for good
+// deposed:  when the alarm finds less than the grace left, or when the lock is lost; at most once
+//           for each leadership, and the leadership stays over
 // run:      campaign, lead in the program's closure, resign, pause, and again
 
 use std::fmt;

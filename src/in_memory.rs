@@ -41,7 +41,8 @@ use crate::scripts::renewal::RenewalKind;
 /// # Time and faults
 ///
 /// The server's clock runs with the machine's clock, and [`advance`](Self::advance) moves it
-/// forward, so a test decides when leases end. Faults begin and end at once, for all clients.
+/// forward, so a test decides when leases end. A fault takes effect for all clients as soon as the
+/// test starts it, and ends as soon as the test ends it.
 ///
 /// ```
 /// # fn main() -> Result<(), redlatch::Error> {

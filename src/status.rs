@@ -402,8 +402,8 @@ impl Status {
             StatusKind::FairLock => (fair, None),
             // If the first waiter of a fair lock has come just before the release, the release of a
             // plain lock does not wake that waiter. The fair lock's command wakes that waiter,
-            // although it finds nothing to release. (If the user lacks the right to the second
-            // command, there is no fair lock.)
+            // although it finds nothing to release. (The server may refuse the second command,
+            // because the user lacks the right to it. Such a user has no fair locks.)
             StatusKind::Lock => (lock, Some(fair)),
             _ => (lock, None),
         };

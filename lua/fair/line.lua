@@ -2,9 +2,10 @@
 -- first waiter gets the lock.
 --
 -- KEYS 1 the lock, 2 the queue (a list), 3 the timeouts (a sorted set: waiter -> its score)
--- ARGV 1 the fair wait, a comma, and the time that a Redisson waiter adds to the scores behind it
---      (its fairLockWaitTimeout), in ms, 2 prefix of the channels of Redisson's waiters, 3
---      number of the database; the arguments of each script follow
+-- ARGV 1 `a,b`, two times in ms: a is the fair wait (docs/fair-lock.md), and b is the time that a
+--      Redisson waiter adds to the scores behind it (its fairLockWaitTimeout), 2 prefix of the
+--      channels of Redisson's waiters, 3 number of the database; the arguments of each script
+--      follow
 --
 -- Invariant: if the lock is free when one of these scripts ends, the queue is empty, or its head is
 -- a Redisson waiter that got a message or asks without one. So the next waiter gets the lock even

@@ -228,9 +228,9 @@ local function drop(owner)
 end
 
 -- Examines all readers if there are many. A writer's request calls this. Returns whether the
--- readers were examined: then the lock may be free now. If all readers have died, the lock's time
--- to live may still come from a reader that left long ago (see `some`), and no reader is left whose
--- release would correct it.
+-- readers were examined: then the lock may be free now. A reader that left long ago may have set
+-- the lock's time to live (see `some`). Usually the release of another reader corrects that time.
+-- If all readers have died, no release comes.
 local function outlived()
     if redis.call('hlen', lock) > MANY then
         -- (This only removes dead readers, and ends no live owner's hold.)

@@ -254,9 +254,9 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         each!(&self.held, held => held.is_wanted())
     }
 
-    /// Registers `callback`. The client calls it each time that others begin to wait for the lock
-    /// while nobody waited before. The holder may then save its state and leave early. If others
-    /// already wait, the client calls `callback` soon.
+    /// Registers `callback`. The client calls it each time that the lock gets its first waiter, or
+    /// gets a waiter again after all waiters have left. The holder may then save its state and leave
+    /// early. If others already wait, the client calls `callback` soon.
     ///
     /// - Through a handle that is [`with_wanted`](Lock::with_wanted), the client calls `callback`
     ///   some milliseconds after another process or thread has begun to wait, once the lock has

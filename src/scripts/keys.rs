@@ -146,8 +146,8 @@ impl LockKeys<'_> {
         prefixed(CHANNEL, &format!("redlatch:{client}"))
     }
 
-    /// The channel to which all clients of a cluster that use this kind of channels listen. No
-    /// message is ever published on it. A client that uses the other kind asks for its number of
+    /// Returns a channel of a cluster. All clients with the same `sharded` listen to this channel,
+    /// and no client publishes on it. A client with the other `sharded` asks for its number of
     /// listeners.
     pub(crate) fn common_channel(sharded: bool) -> String {
         Self::control_channel(if sharded { "spublish" } else { "publish" })

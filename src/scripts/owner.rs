@@ -168,7 +168,7 @@ impl Owner {
         Ok(Self::Lock { client: Uuid::new_v8(uuid), number, mode: Mode::Lock })
     }
 
-    /// Whether tickets, and the owners that adopt them, have such numbers.
+    /// Whether `number` is the number of a ticket, or of an owner that has adopted a ticket.
     pub(crate) fn is_ticket_number(number: u64) -> bool {
         (OF_TICKET..WITH_TIME).contains(&number)
     }

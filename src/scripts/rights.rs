@@ -14,8 +14,8 @@ use super::keys::{
 };
 use super::{Mode, Trouble, needing, query};
 
-/// The access rights that the URL's user needs, by use. Each user needs the rights for
-/// [`Connect`](Self::Connect) and the rights for its kinds of synchronizers. See
+/// The access rights that the URL's user needs, with a variant for each use. Each user needs the
+/// rights for [`Connect`](Self::Connect) and the rights for its kinds of synchronizers. See
 /// [Operations](crate::guide::operations#access-rights).
 ///
 /// ```

@@ -1,4 +1,4 @@
-//! Users' scripts under the hold of a tenancy.
+//! Runs users' scripts. A script runs only while its tenancy has the hold.
 //!
 //! An owner stands for a hold, and the threads of a process pass a hold to each other. The owner's
 //! field at the server therefore does not show which thread's tenancy has the hold, and a late

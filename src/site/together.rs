@@ -37,9 +37,9 @@ pub(crate) fn go_together(sites: &[&Arc<Site>]) -> bool {
 pub(crate) enum AllAsked {
     /// All locks are taken, under these tenancies.
     Granted(Vec<Arc<Tenancy>>),
-    /// No lock is taken, and an owner of another client has at least one of them.
+    /// The request took none of the locks, because an owner of another client has one of them.
     Taken,
-    /// No lock is taken, or the grant was read too late.
+    /// The request took none of the locks, or its reply was read too late.
     Refused,
 }
 

@@ -252,7 +252,8 @@ impl PubSub {
 
     /// Notes that these slots, in ascending order, have another server. Their channels move at
     /// once. Their tracked keys move when the old server's subscriber thread next reads its queue.
-    /// (This is early enough, because a moved hold is renewed at once.)
+    /// (The later move of the tracked keys is early enough, because a moved hold is renewed at
+    /// once.)
     pub fn moved(&self, slots: &[u16]) {
         let mut state = self.state.lock();
         state.queues.values_mut().for_each(|queue| queue.moved = true);
