@@ -9,6 +9,7 @@
 -- did not receive the message would block the other waiters. If another command is refused, the
 -- lock is free, and the waiters find it free when they ask.
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
+-- since: when the chain began (ARGV 3 of release.lua); own: the beginning of an own channel's name.
 local since, own = tonumber(ARGV[3] or 0), 'redisson_lock__channel:{redlatch:'
 if since >= 0 and not KEYS[4] then
     length = length or redis.call('llen', KEYS[2])

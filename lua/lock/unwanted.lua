@@ -9,6 +9,7 @@
 -- One HDEL checks the owner and ends its hold, because a lock has one field. If the server refuses
 -- the message, the lock is free all the same.
 local redis, KEYS, ARGV = redis, KEYS, ARGV
+-- The reply (see release.lua), or nil if the rest of the script must release the lock.
 local told = 0
 if ARGV[3] then
     local since = tonumber(ARGV[3])

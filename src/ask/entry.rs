@@ -147,7 +147,8 @@ pub(crate) enum EntryReply<D> {
         waits: bool,
         details: D,
     },
-    /// Another owner has the lock, and this owner has an entry in the queue.
+    /// Another owner has the lock, or a window for Redisson is open. This owner has an entry in the
+    /// queue.
     Refused {
         /// The server's clock, in ms.
         now: u64,

@@ -156,16 +156,16 @@ pub(crate) struct LockScripts<'a> {
 
 impl LockScripts<'_> {
     /// Takes the lock or adds an entry to the queue. `again`: this is not the owner's first
-    /// request. `is_held`: another process probably has the lock.
+    /// request. `probably_held`: another process probably has the lock.
     pub(crate) fn acquire(
         self,
         owner: &Owner,
         lease: Duration,
         again: Option<Again>,
-        is_held: bool,
+        probably_held: bool,
     ) -> Result<Replied<Acquired>, Trouble> {
         let scripts = self.script_set();
-        let script = if is_held { scripts.acquire_held } else { scripts.acquire };
+        let script = if probably_held { scripts.acquire_held } else { scripts.acquire };
         self.send(script, owner, lease, again.map_or(Behind::Nothing, Behind::Again))
     }
 

@@ -208,8 +208,8 @@ impl QueueEntry {
         let replied = match beside {
             Some(writing) => scripts.read_beside(&self.owner, lease, writing),
             None if waits => {
-                let is_held = again.is_some() || site.gate.takes_turns(asked.at);
-                scripts.acquire(&self.owner, lease, again, is_held)
+                let probably_held = again.is_some() || site.gate.takes_turns(asked.at);
+                scripts.acquire(&self.owner, lease, again, probably_held)
             }
             None => scripts.try_acquire(&self.owner, lease),
         };
