@@ -100,7 +100,7 @@ fn a_kind_is_its_name() {
 
 #[test]
 fn a_ticket_is_its_text() {
-    let text = "0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab:800000000000000 plain an order";
+    let text = "0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab:800000000000000 plain 8 an order";
     let ticket: Ticket = text.parse().unwrap();
     assert_eq!(to_value(&ticket).unwrap(), text);
     assert_eq!(from_value::<Ticket>(json!(text)).unwrap(), ticket);
