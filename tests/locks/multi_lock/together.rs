@@ -350,7 +350,7 @@ fn a_thread_that_waits_for_a_lock_keeps_none_behind_it() {
         while robs.robbed.lock().unwrap().is_empty() {
             thread::sleep(Duration::from_millis(5));
         }
-        thread::sleep(Duration::from_millis(200));
+        wait_in_line(&server, "b", 1);
         let limit = Duration::from_secs(2);
         let here = client.reentrant_lock("c").try_lock_for(limit).unwrap().into_option();
         let got_here = here.is_some();
@@ -358,7 +358,6 @@ fn a_thread_that_waits_for_a_lock_keeps_none_behind_it() {
         let there = other.reentrant_lock("c").try_lock_for(limit).unwrap().into_option();
         let got_there = there.is_some();
         drop(there);
-        eprintln!("c here: {got_here}, there: {got_there}, a held: {}", is_held(&server, "a"));
         robs.robbed.lock().unwrap().clear();
         assert!(got_here && got_there, "nobody else can have c while the thread waits for b");
     });
