@@ -25,14 +25,14 @@ const HEAD: [[&str; COLUMNS]; 2] = [
 ];
 
 const NOTES: &str = "
-A sale changes the stock and the ledger in one transaction, so that a kill
-leaves no half of one: those killed in mid-sale had looked, and sold nothing.
-Late: sales after which the stock was not what their process had seen, less one:
-another thread sold in between.
-Lost: items that left the stock, or that a process says it sold, which the
-ledger does not have.
-Sales of a process: the fewest and the most. A killed one's count with those of
-its successor.
+A sale changes the stock and the ledger in one transaction, so a kill leaves no
+half of a sale. A process that is killed in mid-sale has sold nothing.
+Late: another thread sold after the process had read the stock, and before the
+process wrote.
+Lost: items that left the stock, or that a process counted as sold, but that are
+not in the ledger.
+Sales of a process: the fewest and the most. The sales of a killed process and
+of its successor are one count.
 ";
 
 pub(crate) fn draw(outcomes: &[(Scenario, Outcome)]) -> String {
