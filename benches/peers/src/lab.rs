@@ -116,6 +116,12 @@ impl Lab {
                 }
                 eprintln!("{}: {}, round {}", work.key, peer.name, round + 1);
                 match self.round(work, peer) {
+                    // The round has killed two processes of the program.
+                    Ok(round) if work.figures == Figures::Kills => {
+                        cells[at].rounds.push(round);
+                        let later = peers[at + 1..].iter().zip(&cells[at + 1..]);
+                        self.prepare_again(work, peer.program, later);
+                    }
                     Ok(round) => cells[at].rounds.push(round),
                     Err(error) => {
                         cells[at].failed = Some(error);
@@ -134,7 +140,7 @@ impl Lab {
     }
 
     /// Connects the peers that have lost a process, because another peer with the same program has
-    /// failed.
+    /// failed, or its round has killed processes.
     fn prepare_again<'a>(
         &mut self,
         work: &Work,
