@@ -77,19 +77,19 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Takes the lock. Blocks until the thread has the lock.
     ///
     /// - If the lock is free, the call takes it with one round trip.
-    /// - If the calling thread already holds the lock, the call adds one level, without a command.
+    /// - If the calling thread already holds the lock, the call adds a level and sends no request.
     ///   (If this handle has a fixed [lease](Self::with_lease) that is longer than the remaining
     ///   lease, one round trip extends the lease.) Each guard releases one level.
-    /// - If another thread of this process holds the lock, the thread waits in the process's own
-    ///   queue, in the order of arrival.
+    /// - If another thread of this process holds the lock, the calling thread waits in this
+    ///   process's queue, in the order of arrival.
     /// - If another process holds the lock, the thread sleeps until a message grants it the lock.
     ///   Waiting processes stand in a queue in Redis, and a release makes the first process the
     ///   owner. (For a fair lock, each waiting thread has its own entry in the queue.) A message
     ///   may be lost, so the process also asks the server when the holder's lease ends, and about
     ///   once a second.
     ///
-    /// If another process handed the lock on, the lease is 2 s at first. After 50 ms the client
-    /// extends it to the full lease: see [`LockGuard::check`].
+    /// If another process handed the lock to this process, the lease is 2 s at first. After 50 ms
+    /// the client extends the lease to its full length: see [`LockGuard::check`].
     ///
     /// # Errors
     ///
@@ -118,7 +118,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// or if a thread of this process waits for the lock, asks for it, or is just releasing it. The
     /// call may overtake other processes that wait for a [`ReentrantLock`], as `tryLock()` in Java
     /// does. While processes wait, a [`ReentrantLock`] is seldom free, because each release hands
-    /// the lock to the next process. The call overtakes no waiter for a [`FairLock`].
+    /// the lock to the next process. For a [`FairLock`], the call overtakes no waiter.
     ///
     /// # Errors
     ///
@@ -127,8 +127,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// # Blocking
     ///
     /// One round trip. No round trip if a thread of this process holds the lock, waits for it or
-    /// asks for it. (For a [`FairLock`], no round trip only if a thread of this process holds the
-    /// lock.) A call that adds a level may need a round trip to extend the lease: see
+    /// asks for it. (A call for a [`FairLock`] needs a round trip unless a thread of this process
+    /// holds the lock.) A call that adds a level may need a round trip to extend the lease: see
     /// [`lock`](Self::lock).
     fn try_lock(&self) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, Wait::NONE)
@@ -149,14 +149,13 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// ends the request. The call then returns [`NotTaken`] if the server has answered an earlier
     /// request of this call, or has answered any call over the same connection within the last
     /// second. Without such an answer, the call returns an error. If the server grants the lock
-    /// after all, the client releases it in the background.
+    /// later, the client releases the lock in the background.
     fn try_lock_for(&self, wait: Duration) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, wait.into())
     }
 
-    /// Takes the lock, or returns [`NotTaken`] at `deadline`, as
-    /// [`try_lock_for`](Self::try_lock_for) does after its `wait`. If `deadline` has passed, the
-    /// call tries once.
+    /// Takes the lock, or returns [`NotTaken`] at `deadline`: see
+    /// [`try_lock_for`](Self::try_lock_for). If `deadline` has passed, the call tries once.
     ///
     /// # Errors
     ///
@@ -208,8 +207,9 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// # Blocking
     ///
-    /// Blocks until the call has the lock. If only the calling thread can release the lock, the
-    /// call blocks for ever. In async code, call this where blocking is allowed (`spawn_blocking`).
+    /// Blocks until the call has the lock. If the calling thread itself holds the lock, and no
+    /// other thread releases it, the call blocks for ever. In async code, call this where blocking
+    /// is allowed (`spawn_blocking`).
     fn lock_owned(&self) -> Result<OwnedLockGuard, Error> {
         LockGuard::take(self, Wait::FOREVER)
     }
@@ -279,10 +279,10 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// # Errors
     ///
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
-    ///   unreachable, or does not answer in time, or if the key holds data other than a lock, which
-    ///   stays unchanged. If the reply was lost, the message says that the outcome is not known.
-    ///   The client does not send the request twice, because a second request would take the lock
-    ///   from the next holder.
+    ///   unreachable, or does not answer in time, or if the key holds data other than a lock. (This
+    ///   data stays unchanged.) If the reply was lost, the error's message says that the outcome is
+    ///   not known. The client does not send the request twice, because a second request would take
+    ///   the lock from the next holder.
     /// - [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
     /// - [`Config`](ErrorKind::Config) if the name is empty.
     /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`],
@@ -330,16 +330,16 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// One round trip.
     fn remaining_lease(&self) -> Result<Option<Duration>, Error>;
 
-    /// Returns the lock's name, as it was given: its key in Redis without the client's
-    /// [`prefix`](crate::ClientBuilder::prefix).
+    /// Returns the lock's name, as the program gave it. The lock's key in Redis is this name after
+    /// the client's [`prefix`](crate::ClientBuilder::prefix).
     fn name(&self) -> &str;
 
     /// Returns a handle of this lock with a fixed lease, which begins when the lock is taken.
     ///
     /// The lease may be from 1 ms to 10¹³ ms. With any other lease, each call that takes the lock
     /// fails. If the thread already holds the lock, a call extends the remaining lease to this
-    /// lease (one round trip), and never shortens it. A guard can [extend](LockGuard::extend) its
-    /// lease, too.
+    /// length (one round trip). A call never shortens a lease. A guard can also
+    /// [extend](LockGuard::extend) its lease.
     #[must_use]
     fn with_lease(&self, lease: Duration) -> Self
     where
@@ -348,22 +348,24 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.varied(Variant::On(Terms::fixed(lease)))
     }
 
-    /// Returns a handle of this lock with a renewed lease of this length, in place of the client's
+    /// Returns a handle of this lock whose lease is `timeout` long and is renewed by the watchdog.
+    /// `timeout` replaces the client's
     /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). The watchdog renews the lease
-    /// when a third of it has passed. If a process dies, its lock remains taken for up to this
-    /// time.
+    /// when a third of it has passed. If a process dies, its lock remains taken for up to
+    /// `timeout`.
     ///
     /// The lease may be from 10 ms to a year. With any other lease, each call that takes the lock
     /// fails with an error of kind [`Config`](crate::ErrorKind::Config). If a thread takes several
     /// levels with different leases, or threads share a hold with different leases, the watchdog
-    /// renews the longest lease. If two threads of one process want different leases, they do not
-    /// pass the lock to each other without a request to the server.
+    /// renews the longest lease. If two threads of one process want different leases, the lock goes
+    /// from one thread to the other only through the server.
     ///
     /// After this call, the client replaces its connection for renewals if a renewal has had no
-    /// reply for a sixth of the shortest such lease. (After several renewals without a reply, the
-    /// client waits for longer.) With [`replica_acks`](crate::ClientBuilder::replica_acks), choose
-    /// a lease of at least ten times the time limit for an acknowledgement, because a slow
-    /// acknowledgement delays the other renewals.
+    /// reply for a sixth of the shortest lease that a `with_watchdog` call has set. (After several
+    /// renewals without a reply, the client waits for longer.) With
+    /// [`replica_acks`](crate::ClientBuilder::replica_acks), choose a lease of at least ten times
+    /// the time limit for an acknowledgement, because a slow acknowledgement delays the other
+    /// renewals.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), redlatch::Error> {
@@ -391,9 +393,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// than the interval, no other run begins before it ends. (If a process is killed near the end
     /// of the interval or later, its lock may stay taken for one more lease.) Choose an interval a
     /// little shorter than the time between two planned runs. With the full time as the interval,
-    /// the call for the next run may come a moment too early. `try_once_per` is
-    /// [`with_hold_at_least`](Self::with_hold_at_least) followed by [`try_lock`](Self::try_lock),
-    /// with the errors of both.
+    /// the call for the next run may come a moment too early. `try_once_per` calls
+    /// [`with_hold_at_least`](Self::with_hold_at_least) and then [`try_lock`](Self::try_lock).
     ///
     /// ```no_run
     /// # fn main() -> Result<(), redlatch::Error> {
@@ -421,10 +422,10 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     }
 
     /// Returns a handle of this lock with a minimum time. Each time this handle takes the lock, the
-    /// lock remains taken for at least this time, even if its guard is dropped or unlocked earlier,
-    /// or its process ends. After the minimum time, the guard holds the lock as usual, and its
-    /// release frees the lock. A wait on a condition does not let other threads in before the
-    /// minimum time is over.
+    /// lock remains taken for at least this time, even if the guard is dropped or unlocked earlier,
+    /// or the process ends. After the minimum time, the guard holds the lock as usual, and the
+    /// release frees the lock. During a wait on a condition, no other thread gets the lock before
+    /// the minimum time is over.
     ///
     /// # Errors
     ///
@@ -443,12 +444,14 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.varied(Variant::AtLeast(least))
     }
 
-    /// Returns a handle of this lock whose holder is notified within milliseconds when another
-    /// process waits for the lock: see [`LockGuard::on_wanted`] and [`LockGuard::is_wanted`].
+    /// Returns a handle of this lock. When another process begins to wait for the lock, the client
+    /// notifies the holder within milliseconds: see [`LockGuard::on_wanted`] and
+    /// [`LockGuard::is_wanted`].
     ///
     /// A hold that lasts for 100 ms costs one more request. A hold with a fixed lease costs another
-    /// request at each third of its lease. The first waiter's request sends one message. Threads of
-    /// this process pass the lock to each other only if all of them use such a handle, or none.
+    /// request at each third of its lease. The first waiter's request also sends one message.
+    /// Threads of this process pass the lock to each other only if all of them use such a handle or
+    /// none of them does.
     #[must_use]
     fn with_wanted(&self) -> Self
     where
@@ -460,9 +463,9 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns a handle of this lock that is not re-entrant. If the calling thread already holds
     /// the lock, every method of this handle that takes the lock fails with
     /// [`WouldDeadlock`](ErrorKind::WouldDeadlock). Use such a handle in code that must not be
-    /// called under its own lock. Owned guards belong to no thread, so this has no effect on them.
-    /// The handle of a read lock or a write lock checks only that lock: a thread that holds the
-    /// write lock may still read.
+    /// called under its own lock. Owned guards belong to no thread, so this setting has no effect
+    /// on owned guards. The handle of a read lock or a write lock checks only that lock: a thread
+    /// that holds the write lock may still read.
     #[must_use]
     fn non_reentrant(&self) -> Self
     where
@@ -525,8 +528,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.lock()?.release_after(work)
     }
 
-    /// Does the same as [`with`](Self::with), if the lock can be taken now. If the lock is taken,
-    /// returns `None` and does not run `work`.
+    /// Does the same as [`with`](Self::with), if the lock can be taken now. Otherwise returns
+    /// `None` and does not run `work`.
     ///
     /// ```no_run
     /// # use redlatch::{Error, ReentrantLock};

@@ -16,12 +16,12 @@ use crate::hold::HoldState;
 use crate::owner::Owner;
 use crate::waiting::Wait;
 
-/// A held lock. Dropping it releases the lock.
+/// The guard of a held lock. Dropping the guard releases the lock.
 ///
 /// A guard belongs to the thread that took the lock, so it cannot be sent to another thread (it is
 /// not `Send`). Other threads may ask the guard whether the lock is still held (it is `Sync`). A
 /// guard keeps its client alive. [`OwnedLockGuard`] belongs to no thread. The type parameter `O`
-/// distinguishes the two kinds of guard, and programs need not name it.
+/// distinguishes the two kinds of guard. Programs need not name `O`.
 ///
 /// A `LockGuard<FencedLock>` ([`FencedLockGuard`](crate::FencedLockGuard)) also has a token. A
 /// `LockGuard<MultiLock>` ([`MultiLockGuard`](crate::MultiLockGuard)) has the tokens and names of
@@ -29,9 +29,9 @@ use crate::waiting::Wait;
 ///
 /// Dropping the guard sends the release and does not wait for the server. If the release fails, the
 /// client logs the error and tries again in the background. [`unlock`](Self::unlock) waits for the
-/// server, and returns the error. If another process handed the lock on, the next call over the
-/// same connection first waits for the reply to the release. Because of this wait, the waiting
-/// processes get the lock before the server runs that call.
+/// server, and returns the error. If another process had handed the lock to this process, the next
+/// call over the same connection first waits for the reply to the release. So the waiting processes
+/// get the lock before the server runs that call.
 ///
 /// ```no_run
 /// use std::thread;
@@ -62,13 +62,13 @@ pub struct LockGuard<L: ?Sized = dyn Lock, O = OfThread> {
     _owner: PhantomData<O>,
 }
 
-/// A held lock that belongs to no thread, for thread pools and async runtimes. The guard can be
-/// sent to another thread and dropped there. [`Lock::lock_owned`] returns such a guard.
+/// A guard that belongs to no thread, for thread pools and async runtimes. The guard can be sent to
+/// another thread and dropped there. [`Lock::lock_owned`] returns such a guard.
 ///
 /// A thread that has an owned guard does not count as the lock's holder. `hold_count` does not
 /// count the guard, and `Lock::unlock` does not release it. A call of `lock()` or `lock_owned()` on
 /// any thread waits until the guard is dropped. **So a thread that has this guard and calls
-/// `lock()` waits for itself**, for ever if no other thread drops the guard.
+/// `lock()` waits for itself.** If no other thread drops the guard, the thread waits for ever.
 ///
 /// The watchdog renews the lease for as long as the guard lives. A leaked guard
 /// ([`std::mem::forget`]) keeps the lock until [`Client::shutdown`](crate::Client::shutdown), or
@@ -107,7 +107,8 @@ pub type OwnedLockGuard<L = dyn Lock> = LockGuard<L, OfGuard>;
 pub struct OfThread(PhantomData<dyn GuardStaysWithItsThread>);
 
 /// The compiler's error shows this name if a program sends a guard to another thread. A `dyn` of
-/// this trait has only the traits named here, so it is not `Send`. No type implements this trait.
+/// this trait implements only the traits named here, so the `dyn` is not `Send`. No type implements
+/// this trait.
 trait GuardStaysWithItsThread: Sync + Unpin + UnwindSafe + RefUnwindSafe {}
 
 /// The guard belongs to no thread.
@@ -179,13 +180,13 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     }
 
     /// Returns how long the lock is certainly held even if no further renewal succeeds. Returns
-    /// zero if the lock is lost. If another process handed the lock on, this is less than 2 s at
-    /// first: see [`check`](Self::check). No I/O.
+    /// zero if the lock is lost. If another process handed the lock to this process, the time is
+    /// less than 2 s at first: see [`check`](Self::check). No I/O.
     ///
-    /// For a [`ReadLock`](crate::ReadLock) with a fixed lease, this is the remaining time of that
-    /// lease. Other readers of this process may share the hold with a longer lease, but they may
-    /// leave at any moment. Until they leave, [`is_held`](Self::is_held) returns true even after
-    /// this guard's own lease has ended.
+    /// For a [`ReadLock`](crate::ReadLock) with a fixed lease, this is the remaining time of the
+    /// guard's own lease. Other readers of this process may share the hold with a longer lease, but
+    /// they may release it at any moment. Until then, [`is_held`](Self::is_held) returns true even
+    /// after this guard's own lease has ended.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         each!(&self.held, held => held.remaining())
@@ -200,8 +201,9 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// # Blocking
     ///
-    /// Does not block, except for one round trip if another process has just handed the lock on.
-    /// The lease is then 2 s at first, and a call with a longer `slack` extends it at once.
+    /// Does not block, except for one round trip if another process has just handed the lock to
+    /// this process. The lease is then 2 s at first, and a call with a longer `slack` extends the
+    /// lease at once.
     ///
     /// # Errors
     ///
@@ -219,9 +221,10 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// soon. If [`unlock`](Self::unlock) detects the loss, it returns an error, and `callback` is
     /// not called.
     ///
-    /// When a lock has been held for 100 ms, the client asks the server to report changes of its
-    /// key ([`client_tracking`](crate::ClientBuilder::client_tracking)). From then on, the client
-    /// calls `callback` some milliseconds after the key is deleted, even if the lease is fixed.
+    /// When a lock has been held for 100 ms, the client asks the server to report changes of the
+    /// lock's key ([`client_tracking`](crate::ClientBuilder::client_tracking)). From then on, the
+    /// client calls `callback` some milliseconds after the key is deleted, even if the lease is
+    /// fixed.
     ///
     /// Callbacks run on a thread of the client, one after the other, so a callback should be short.
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
@@ -232,13 +235,14 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// process, or other processes. No I/O.
     ///
     /// A waiting thread of this process is noticed at once. If the handle is
-    /// [`with_wanted`](Lock::with_wanted) or the guard has an `on_wanted` callback, other processes
-    /// are noticed as [`on_wanted`](Self::on_wanted) says. A guard without a callback, through
-    /// another handle, notices only processes that waited when the lock was granted. If a waiter of
-    /// another process gives up, the method returns `false` after at most a third of the lease.
+    /// [`with_wanted`](Lock::with_wanted) or the guard has an `on_wanted` callback, the client
+    /// notices other processes as [`on_wanted`](Self::on_wanted) describes. Otherwise the client
+    /// notices only processes that already waited when the lock was granted. If a waiter of another
+    /// process gives up, the method returns `false` after at most a third of the lease.
     ///
-    /// The server does not tell which process an entry in a fair lock's queue belongs to. For a
-    /// [`FairLock`](crate::FairLock) whose handle is `with_wanted` or whose guard has a callback:
+    /// The server does not report to which process an entry in a fair lock's queue belongs.
+    /// Therefore, for a [`FairLock`](crate::FairLock) whose handle is `with_wanted` or whose guard
+    /// has a callback:
     ///
     /// - If a waiting thread of this process gives up, the method may return `true` for another
     ///   third of the lease.
@@ -246,9 +250,9 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///   entry stays in the queue until the release. Because of this entry, the method may return
     ///   `true` although nobody waits, and the client may call an `on_wanted` callback. If the
     ///   client has not called the callback yet, a new waiter of another process sends no message,
-    ///   and is noticed at a renewal.
+    ///   and the client notices this waiter at a renewal.
     ///
-    /// The grant of a fair lock does not say whether others wait.
+    /// The server's grant of a fair lock does not say whether other processes wait.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         each!(&self.held, held => held.is_wanted())
@@ -258,18 +262,18 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// gets a waiter again after all waiters have left. The holder may then save its state and leave
     /// early. If others already wait, the client calls `callback` soon.
     ///
-    /// - Through a handle that is [`with_wanted`](Lock::with_wanted), the client calls `callback`
-    ///   some milliseconds after another process or thread has begun to wait, once the lock has
-    ///   been held for 100 ms. If the message is lost, the client calls `callback` at the next
-    ///   renewal.
-    /// - Through any other handle, the client calls `callback` within a third of the lease, because
-    ///   the answer to each renewal says whether others wait. The same delay applies if a thread of
-    ///   this process that used another handle passed the lock on. If the lease is fixed, the
-    ///   client asks the server at each third of the lease.
-    /// - Redisson's clients send no message, so the client notices them only by these answers.
+    /// - If the handle is [`with_wanted`](Lock::with_wanted) and the lock has been held for 100 ms,
+    ///   the client calls `callback` some milliseconds after another process or thread begins to
+    ///   wait. If the waiter's message is lost, the client calls `callback` at the next renewal.
+    /// - For any other handle, the client calls `callback` within a third of the lease, because the
+    ///   answer to each renewal says whether others wait. The same delay applies if another thread
+    ///   of this process took the lock through such a handle and passed it to the calling thread.
+    ///   If the lease is fixed, the client asks the server at each third of the lease.
+    /// - Redisson's clients send no message, so the client notices them only by these answers of
+    ///   the server.
     /// - A waiting thread of this process is noticed at once.
-    /// - A fair lock that a thread of this process has passed on may count as wanted although
-    ///   nobody waits: see [`is_wanted`](Self::is_wanted).
+    /// - If a thread of this process passed a fair lock to the calling thread, the client may call
+    ///   `callback` although nobody waits: see [`is_wanted`](Self::is_wanted).
     /// - After a wait on a [`Condition`](crate::Condition) the guard has a new hold. If others wait
     ///   for the lock, the client calls `callback` again.
     ///
@@ -308,10 +312,10 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// long the lock is certainly held.
     ///
     /// A lease that the watchdog renews needs no extension, and cannot be extended.
-    /// [`max_hold`](crate::ClientBuilder::max_hold) limits only renewals. After a wait on a
-    /// [`Condition`](crate::Condition) the lock has its first lease again. For a
-    /// [`MultiLock`](crate::MultiLock), all parts are extended. For a quorum, at least a majority
-    /// is extended.
+    /// [`max_hold`](crate::ClientBuilder::max_hold) limits renewals, but not extensions. After a
+    /// wait on a [`Condition`](crate::Condition), the lock has its original lease again, without
+    /// the extension. For a [`MultiLock`](crate::MultiLock), all parts are extended. For a quorum,
+    /// at least a majority is extended.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -327,15 +331,15 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// # Errors
     ///
-    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock is lost: the call does not take it again.
-    ///   [`NotHeld`](ErrorKind::NotHeld) if [`Lock::unlock`] has released it.
+    /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock is lost: the call does not take the lock
+    ///   again. [`NotHeld`](ErrorKind::NotHeld) if [`Lock::unlock`] has released it.
     /// - [`Config`](ErrorKind::Config) if the watchdog renews the lease, or if `lease` is not from
     ///   1 ms to 10¹³ ms: nothing was changed.
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
     ///   unreachable, or does not answer in time. The lock is held until the end of its earlier
-    ///   lease, and the guard says so. If [the outcome is unknown](Error::outcome_unknown), the
-    ///   server may keep the lock for the longer lease, until it is released. The call may be
-    ///   repeated.
+    ///   lease, and [`remaining`](Self::remaining) returns this time. If [the outcome is
+    ///   unknown](Error::outcome_unknown), the server may keep the lock for the longer lease, until
+    ///   it is released. The call may be repeated.
     /// - [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// After an error some locks of a [`MultiLock`](crate::MultiLock) may have the longer lease.
@@ -347,19 +351,19 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         each!(&self.held, held => held.extend(lease))
     }
 
-    /// Releases the lock, or one level of it if the thread has several.
+    /// Releases the lock. If the thread has several levels, releases this guard's level.
     ///
     /// # Errors
     ///
     /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost before this call. The call does
-    ///   not release it from its present holder.
+    ///   not take the lock from its present holder.
     /// - [`NotHeld`](ErrorKind::NotHeld) if [`Lock::unlock`] has already released all levels.
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
     ///   unreachable, or does not answer in time. The caller no longer holds the lock. The client
     ///   repeats the release in the background, so others get the lock when its lease ends, or
     ///   sooner. The call also returns this error if the connection broke, the client sent the
-    ///   release again, and the server then had no such hold. After such a broken connection, the
-    ///   first request most likely released the hold, but the hold may have been lost before.
+    ///   release again, and the server then had no such hold. In this last case, the first request
+    ///   most likely released the hold, but the hold may also have been lost before.
     /// - [`Forked`](ErrorKind::Forked) in a forked child: nothing was done.
     ///
     /// # Blocking
@@ -375,31 +379,32 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     /// [`try_once_per`](Lock::try_once_per).
     ///
     /// After this call, the thread no longer holds the lock and the client no longer renews it. The
-    /// lock ends with its remaining lease. This time is the rest of a [fixed](Lock::with_lease)
-    /// lease, and at least two thirds of
-    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) for a renewed lease. The end of
-    /// the client does not release the lock, but [`force_unlock`](Lock::force_unlock) does. For a
-    /// quorum, at least a majority of its parts stays taken, and the other parts are released.
+    /// lock is free when its lease ends. A [fixed](Lock::with_lease) lease ends at its set time. A
+    /// renewed lease lasts for at least two thirds of
+    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) more. The end of the client
+    /// does not release the lock, but [`force_unlock`](Lock::force_unlock) does. For a quorum, at
+    /// least a majority of its parts stays taken, and the other parts are released.
     ///
     /// If the thread has several levels, the call ends one level, and the other levels still hold
     /// the lock. Even if the thread then releases its last level, the lock stays taken until the
-    /// present lease ends. The same is true for readers of this process that share a hold: the lock
-    /// stays taken after the release by the last reader.
+    /// present lease ends. If readers of this process share a hold, the lock also stays taken after
+    /// the last reader has released it.
     ///
     /// # Errors
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost), [`NotHeld`](ErrorKind::NotHeld) and
     /// [`Forked`](ErrorKind::Forked) as for [`unlock`](Self::unlock): the lock is not left taken.
-    /// [Server trouble](ErrorKind#server-trouble) if another process had just handed the lock on
-    /// and the server did not extend the lease: the lock is not left taken, and the client releases
-    /// it in the background. (If the server extended the lease and the reply was lost, the client
-    /// repeats the release for as long as the lease lasts. The lock stays taken only if the client
-    /// ends before the release succeeds.) After an error, no part of a
+    /// [Server trouble](ErrorKind#server-trouble) if another process had just handed the lock to
+    /// this process and the server did not extend the lease: the lock is not left taken, and the
+    /// client releases it in the background. (If the server extended the lease and the reply was
+    /// lost, the client repeats the release for as long as the lease lasts. The lock stays taken
+    /// only if the client ends before the release succeeds.) After an error, no part of a
     /// [`MultiLock`](crate::MultiLock) is left taken.
     ///
     /// # Blocking
     ///
-    /// Does not block, except for one round trip if another process has just handed the lock on.
+    /// Does not block, except for one round trip if another process has just handed the lock to
+    /// this process.
     pub fn leave_to_expire(self) -> Result<(), Error> {
         each!(self.held, held => held.leave_to_expire())
     }
@@ -433,7 +438,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         let result = work(&self)?;
         let core = each!(&self.held, held => Arc::clone(held.core()));
         match self.unlock() {
-            // In a forked child the parent holds the lock, and the child must not write to the log.
+            // In a forked child, the lock still belongs to the parent. The child must not write to
+            // the log.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -470,7 +476,7 @@ impl<L: ?Sized, O> LockGuard<L, O> {
 }
 
 impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
-    /// Takes the lock. Returns `None` if the wait ended first.
+    /// Takes the lock. Returns `None` if the wait ended before the grant.
     #[inline]
     fn attempt<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Option<Self>, Error> {
         let Some(mut held) = Lock::acquire(lock, &O::thread(), wait)? else { return Ok(None) };

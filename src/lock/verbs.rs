@@ -53,8 +53,8 @@ macro_rules! own_verbs {
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, " if it is free.")]
-                /// If the calling thread already holds the lock, the call adds a level without a
-                /// command. Otherwise the thread waits in the queue of its process, and the process
+                /// If the calling thread already holds the lock, the call adds a level and sends no
+                /// request. Otherwise the thread waits in the queue of its process, and the process
                 /// waits in the queue at the server: see [`Lock::lock`](crate::Lock::lock). Each
                 /// request ends after [`response_timeout`](crate::ClientBuilder::response_timeout),
                 /// even in an outage.
@@ -188,8 +188,8 @@ macro_rules! own_verbs {
                     "` for a guard that belongs to no thread, if that is possible now."
                 )]
                 ///
-                /// If that is not possible now, returns [`NotTaken`], even if the calling thread is
-                /// the one that holds the lock.
+                /// If the lock cannot be taken now, returns [`NotTaken`], even if the calling
+                /// thread itself holds the lock.
                 ///
                 /// # Errors
                 ///
@@ -460,8 +460,8 @@ macro_rules! own_verbs {
                     "` with a fixed lease, which is never renewed."
                 )]
                 ///
-                /// The lease begins each time the lock is taken. A lease may be from 1 ms to 10¹³
-                /// ms. With any other lease, each call that takes the lock fails: see
+                /// The lease begins anew each time the lock is taken. A lease may be from 1 ms to
+                /// 10¹³ ms. With any other lease, each call that takes the lock fails: see
                 /// [`Lock::with_lease`](crate::Lock::with_lease). No I/O.
                 #[must_use]
                 pub fn with_lease(&self, lease: Duration) -> Self {
@@ -510,8 +510,9 @@ macro_rules! own_verbs {
                 )]
                 ///
                 /// The lock stays taken even if its guard is dropped or its process ends. If
-                /// another process handed the lock on, taking it costs one more round trip: see
-                /// [`Lock::with_hold_at_least`](crate::Lock::with_hold_at_least). No I/O.
+                /// another process hands the lock to this process, taking the lock costs one more
+                /// round trip: see [`Lock::with_hold_at_least`](crate::Lock::with_hold_at_least).
+                /// No I/O.
                 #[must_use]
                 pub fn with_hold_at_least(&self, least: Duration) -> Self {
                     Lock::with_hold_at_least(self, least)
@@ -552,7 +553,7 @@ macro_rules! one_lock {
     ($lock:ident) => {
         $crate::lock::one_lock!($lock, $crate::lock::LockGuard, $crate::lock::OwnedLockGuard);
     };
-    // For a lock whose guards have more methods than `LockGuard`.
+    // This arm is for a lock whose guards have more methods than `LockGuard`.
     ($lock:ident, $guard:ty, $owned:ty) => {
         const _: () = {
             use std::sync::Arc;
@@ -584,7 +585,7 @@ macro_rules! one_lock {
 
         $crate::lock::one_lock!($lock with take and send_force_unlock, $guard, $owned);
     };
-    // For a lock with its own methods `take` and `send_force_unlock`.
+    // This arm is for a lock with its own methods `take` and `send_force_unlock`.
     ($lock:ident with take and send_force_unlock) => {
         $crate::lock::one_lock!(
             $lock with take and send_force_unlock,
