@@ -34,8 +34,8 @@ mod entry;
 /// it returns. A notification goes to the thread that has waited longest. If no thread waits, a
 /// notification has no effect. A thread must hold the lock when it waits and when it notifies.
 ///
-/// A clone is the same condition, and so is every condition of the same lock and name. A lock may
-/// have many conditions. The locks `x` and `{x}` have different conditions.
+/// All clones, and all conditions of the same lock and name, are one condition. A lock may have
+/// many conditions. The locks `x` and `{x}` have different conditions.
 ///
 /// A bounded buffer, in a Redis list (or any store that all processes can see):
 ///
@@ -84,24 +84,25 @@ mod entry;
 ///
 /// A wait releases all levels of the lock, including those of the thread's other guards. After the
 /// wait, the thread has all these levels again, in a new hold. During the wait the guards say
-/// "released". Callbacks given to [`on_lost`](LockGuard::on_lost) stay registered; a wait itself is
-/// no loss. A fixed lease begins anew after the wait. If the levels have different leases, the
-/// longest one applies. The guards of a [`FencedLock`] have the higher token of the new hold.
+/// "released". Callbacks given to [`on_lost`](LockGuard::on_lost) stay registered, and are not
+/// called for the wait itself. A fixed lease begins anew after the wait. If the levels have
+/// different leases, the longest lease applies. The guards of a [`FencedLock`] have the higher
+/// token of the new hold.
 ///
 /// # The difference to `std::sync::Condvar`
 ///
 /// The lock is on another machine, so a wait may return **without the lock**. If a wait fails after
 /// the release, with any error but [`Cancelled`](ErrorKind::Cancelled), the thread holds nothing.
 /// The guards report the loss, and dropping them does nothing. Check the guard after a wait, as
-/// after any other pause. In rare cases a wait returns without a notification. Wait in a loop, or
-/// with [`wait_while`](Self::wait_while), because of such a return.
+/// after any other pause. In rare cases a wait returns without a notification, so wait in a loop or
+/// with [`wait_while`](Self::wait_while).
 ///
 /// # Deaths
 ///
 /// If a notified waiter's process dies before it has released the lock again, the next waiter gets
 /// the notification within about a second. If the process is only paused, the next waiter gets the
-/// notification within three seconds. (The next waiter then waits for the lock until the dead
-/// holder's lease ends.)
+/// notification within three seconds. (If the notified waiter had the lock, the next waiter waits
+/// until that lease ends.)
 ///
 /// **Notify before you make the change** for which other threads wait. Threads that use the lock
 /// cannot see the change before you release the lock. If your process dies between the notification
@@ -110,9 +111,9 @@ mod entry;
 ///
 /// # In Redis
 ///
-/// The key `redlatch_condition:{lock}:name:length` has the waiters, and the key
-/// `redlatch_notified:{lock}:name:length` has the notified waiters. The two keys expire a minute
-/// after the last request of a waiter. The server's user needs rights to these keys
+/// The key `redlatch_condition:{lock}:name:length` contains the waiters, and the key
+/// `redlatch_notified:{lock}:name:length` contains the notified waiters. The two keys expire a
+/// minute after the last request of a waiter. The server's user needs rights to these keys
 /// ([table](crate::guide::operations#access-rights)). Redisson has no conditions, but Redisson's
 /// clients may hold the lock during a wait.
 #[derive(Clone)]
@@ -123,9 +124,9 @@ pub struct Condition {
 }
 
 impl ReentrantLock {
-    /// Returns the condition with this name. Threads that hold the lock can wait on it.
+    /// Returns the condition with this name. Threads that hold the lock can wait on the condition.
     ///
-    /// No I/O. If the name is empty, the first call on the condition returns an error.
+    /// No I/O. If the name is empty, each call on the condition returns an error.
     #[must_use]
     pub fn condition(&self, name: &str) -> Condition {
         Condition::new(self.clone(), name)
@@ -133,10 +134,10 @@ impl ReentrantLock {
 }
 
 impl FairLock {
-    /// Returns the condition with this name. Threads that hold the lock can wait on it.
+    /// Returns the condition with this name. Threads that hold the lock can wait on the condition.
     ///
-    /// No I/O. If the name is empty, the first call on the condition returns an error. A notified
-    /// waiter joins the lock's queue at the end.
+    /// No I/O. If the name is empty, each call on the condition returns an error. A notified waiter
+    /// joins the end of the lock's queue.
     #[must_use]
     pub fn condition(&self, name: &str) -> Condition {
         Condition::new(self.clone(), name)
@@ -144,10 +145,10 @@ impl FairLock {
 }
 
 impl FencedLock {
-    /// Returns the condition with this name. Threads that hold the lock can wait on it.
+    /// Returns the condition with this name. Threads that hold the lock can wait on the condition.
     ///
-    /// No I/O. If the name is empty, the first call on the condition returns an error. After a wait
-    /// the guards have a higher [token](LockGuard::token).
+    /// No I/O. If the name is empty, each call on the condition returns an error. After a wait the
+    /// guards have a higher [token](LockGuard::token).
     #[must_use]
     pub fn condition(&self, name: &str) -> Condition {
         Condition::new(self.clone(), name)
@@ -155,10 +156,10 @@ impl FencedLock {
 }
 
 impl WriteLock {
-    /// Returns the condition with this name. Threads that hold the lock can wait on it.
+    /// Returns the condition with this name. Threads that hold the lock can wait on the condition.
     ///
-    /// No I/O. If the name is empty, the first call on the condition returns an error. A wait does
-    /// not release the read lock. If a thread also holds the read lock, its wait fails with
+    /// No I/O. If the name is empty, each call on the condition returns an error. A wait does not
+    /// release the read lock. If a thread also holds the read lock, its wait fails with
     /// [`WouldDeadlock`](ErrorKind::WouldDeadlock), and the thread still holds both locks.
     #[must_use]
     pub fn condition(&self, name: &str) -> Condition {
@@ -171,7 +172,7 @@ impl Condition {
     ///
     /// # Errors
     ///
-    /// The errors before the release change nothing:
+    /// If the call fails before the release, nothing changes:
     ///
     /// - [`NotHeld`](ErrorKind::NotHeld) if the calling thread does not hold the lock, or `guard`
     ///   is the guard of another lock. [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost.
@@ -182,11 +183,11 @@ impl Condition {
     ///   [`Forked`](ErrorKind::Forked) in a forked child, [`ShutDown`](ErrorKind::ShutDown) after
     ///   [`Client::shutdown`].
     ///
-    /// Other errors come after the release. **After such an error the thread holds no level of the
-    /// lock**, and the message says so. The errors after the release are server trouble and
-    /// `Protocol` as above, `ShutDown` if the client ends, and [`LeaseLost`](ErrorKind::LeaseLost)
-    /// if the lock was lost just as the thread took it again. If the thread had been notified, the
-    /// next waiter gets the notification.
+    /// The call may also fail after the release. **After such an error the thread holds no level of
+    /// the lock**, and the error's message says so. These errors are server trouble and `Protocol`
+    /// as above, `ShutDown` if the client ends, and [`LeaseLost`](ErrorKind::LeaseLost) if the lock
+    /// was lost just as the thread took it again. If the thread had been notified, the next waiter
+    /// gets the notification.
     ///
     /// All methods that wait fail in these ways.
     ///
@@ -201,8 +202,8 @@ impl Condition {
     }
 
     /// Releases the lock, sleeps until the thread is notified or `wait` has passed, and takes the
-    /// lock again. Returns whether the thread was notified in time. The thread holds the lock in
-    /// both cases. If `wait` is zero, the call does not release the lock.
+    /// lock again. Returns whether the thread was notified in time. In both cases the thread holds
+    /// the lock again. If `wait` is zero, the call does not release the lock.
     ///
     /// # Errors
     ///
@@ -270,16 +271,16 @@ impl Condition {
         if !entry.listen(&wait).map_err(before)? {
             return Ok(Waited::TimedOut);
         }
-        // The entry must exist before the thread leaves the lock. If one packet had both the
-        // request for the entry and the release, their replies might come over two connections, and
-        // the client would not know whether the entry exists. Also, the thread must still hold the
-        // lock if the server refuses the entry.
+        // The entry must exist before the thread leaves the lock. If the client sent both the
+        // request for the entry and the release in one packet, the replies might come over two
+        // connections, and the client would not know whether the entry exists. Also, the thread
+        // must still hold the lock if the server refuses the entry.
         let stands = {
             let _limited = wait.limits(&site.core);
             let stands = entry.stand(&tenancy.hold().owner);
             if was_cut() {
                 // The wait ended before the thread left the lock. The request for the entry may
-                // have reached the server, so the drop of the entry undoes it.
+                // have reached the server, so the drop of the entry undoes this request.
                 wait.check_cancelled(&site.name).map_err(before)?;
                 return Ok(Waited::TimedOut);
             }
@@ -294,8 +295,8 @@ impl Condition {
             }
             Err(trouble) => return Err(before(trouble.into_error().of(&site.name))),
         }
-        // From here on a notification finds the entry. No notification comes before the thread
-        // leaves the lock.
+        // From here on a notification finds the entry. No other thread can notify before this
+        // thread leaves the lock.
         let left = site.leave_to_wait(tenancy)?;
         let ended = entry.sleep(&wait).map_err(nothing_held)?;
         let notified = (ended == Ended::Notified).then(|| entry.notified());
@@ -364,8 +365,8 @@ impl Condition {
     ///
     /// # Errors
     ///
-    /// If `condition` returns an error, returns this error, and the thread still holds the lock.
-    /// The other errors are those of [`wait`](Self::wait).
+    /// If `condition` returns an error, the call returns this error, and the thread still holds the
+    /// lock. The other errors are those of [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
@@ -387,8 +388,8 @@ impl Condition {
     ///
     /// # Errors
     ///
-    /// If `condition` returns an error, returns this error, and the thread still holds the lock.
-    /// The other errors are those of [`wait_within`](Self::wait_within).
+    /// If `condition` returns an error, the call returns this error, and the thread still holds the
+    /// lock. The other errors are those of [`wait_within`](Self::wait_within).
     ///
     /// # Blocking
     ///
@@ -420,8 +421,8 @@ impl Condition {
     ///   notified. (Take the lock again, and then notify.)
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
     ///   unreachable, or does not answer in time. If the message says that the outcome is not
-    ///   known, notify again: one notification too many does no harm.
-    ///   [`Protocol`](ErrorKind::Protocol) if the server's answer makes no sense.
+    ///   known, notify again: an extra notification does no harm. [`Protocol`](ErrorKind::Protocol)
+    ///   if the server's answer makes no sense.
     /// - In these cases nothing was done: [`Config`](ErrorKind::Config) if the condition's name is
     ///   empty, [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], and
     ///   [`Forked`](ErrorKind::Forked) in a forked child.

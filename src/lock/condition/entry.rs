@@ -1,23 +1,23 @@
 //! A waiter's entry on a condition. The thread makes its entry while it still has the lock. The
-//! entry exists until its notification is used.
+//! entry exists until the thread is notified or gives up. A notification exists until the notified
+//! thread has left the lock again.
 //!
 //! ```text
 //! listen (lock held) -> stand: one script (lock held) -> leave the lock -> sleep
 //! woken by: the message      -> notified
-//!           a new subscription, a poll -> look: is the entry still there? else notified
-//!           the end of the wait        -> look and leave: was the entry there? else notified
+//!           a new subscription, a poll -> ask the server: notified if the entry is gone
+//!           the end of the wait        -> remove the entry: notified if it was already gone
 //! notified -> take the lock again -> keep-alives until the lock is left -> done
 //! ```
 //!
-//! A waiter whose entry is gone counts as notified, because a thread sleeps only while its entry
-//! exists. A thread without an entry must wake up, even if it got no message: a message only wakes
-//! the thread sooner. For this reason, no notification is lost between the release and the sleep,
-//! or when a subscriber loses its connection.
+//! A waiter whose entry is gone counts as notified, even if it received no message. A message only
+//! wakes the thread sooner. So no notification is lost if it comes between the release and the
+//! sleep, or if the subscriber loses its connection.
 //!
 //! An unused notification is passed on to the next waiter. The server keeps a record of a notified
 //! waiter until the waiter's thread has taken the lock and left it again. If the thread never does
-//! so, the next waiter gets the notification: either `done` asks for that, or the keep-alives of
-//! the record end.
+//! so, the next waiter gets the notification, because the client requests this (`done`) or because
+//! the keep-alives of the record end.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -38,11 +38,11 @@ use crate::scripts::{ConditionKeys, Owner, Trouble};
 use crate::site::Site;
 use crate::waiting::{Endurance, Wait, await_confirmation, doze};
 
-/// How often a waiter without a message asks the server. If a notified waiter dies, the next waiter
-/// gets the notification within this interval.
+/// The interval at which a waiter without a message asks the server. If a notified waiter dies, the
+/// next waiter gets the notification within this interval.
 const POLL: Duration = Duration::from_secs(1);
-/// How often the client sends a keep-alive for its notified waiters that have not left the lock
-/// again. Without keep-alives, a record counts for three such intervals (`PATIENCE` in
+/// The interval at which the client sends a keep-alive for the notified waiters that have not left
+/// the lock again. Without keep-alives, a record is valid for three such intervals (`PATIENCE` in
 /// `waiters.lua`).
 const SIGN_OF_LIFE: Duration = Duration::from_millis(600);
 
@@ -93,9 +93,9 @@ impl<'a> ConditionEntry<'a> {
         Self { site, thread, notice, own, seen: 0, enrolled, stands: false }
     }
 
-    /// Waits until messages reach this process. The caller must do this before `stand`, because a
-    /// notification skips waiters that do not listen. Returns `false` if the wait ended before the
-    /// client listened.
+    /// Waits until the server has confirmed this client's subscription. The caller must do this
+    /// before `stand`, because a notification skips waiters whose client does not listen. Returns
+    /// `false` if the wait ended before the confirmation.
     pub(super) fn listen(&mut self, wait: &Wait<'_>) -> Result<bool, Error> {
         let (core, name) = (&self.site.core, &self.site.name);
         let confirmed = await_confirmation(&self.own, core, name, self.thread, wait)?;
@@ -110,7 +110,7 @@ impl<'a> ConditionEntry<'a> {
         let stands = self.enrolled.scripts().wait(route, name, owner, &self.enrolled.waiter);
         self.stands = match &stands {
             Ok(stands) => *stands,
-            // If the server has added the entry, the drop removes it. If the server adds and
+            // If the server has added the entry, `drop` removes the entry. If the server adds and
             // notifies the entry later, `pass_on` passes the notification on.
             Err(trouble) => matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_)),
         };
@@ -141,8 +141,8 @@ impl<'a> ConditionEntry<'a> {
                     // Another thread has just notified this waiter, so the wait did not time out.
                     Ok(Looked::Notified) => return Ok(Ended::Notified),
                     // The caller must get the lock back, despite its time limit or cancellation.
-                    // The client repeats this request during an outage, like the request for the
-                    // lock.
+                    // During an outage, the client repeats this request, as it repeats the request
+                    // for the lock.
                     Err(error) => {
                         let limit = core.config.failover_timeout;
                         let pause = endurance.failed(&error, limit).ok_or(error)?;
@@ -220,15 +220,14 @@ impl Drop for ConditionEntry<'_> {
     }
 }
 
-/// What identifies a waiter: its condition, and its owner at the server.
+/// The identity of a waiter: its condition, and its owner at the server.
 #[derive(Clone)]
 struct Enrolled {
     site: Arc<Site>,
     keys: Arc<ConditionKeys>,
     waiter: Owner,
-    /// Keeps the waiter registered until its notification is used. For a waiter that is not
-    /// registered, a late message would find no recipient, and `pass_on` would pass the
-    /// notification on.
+    /// Keeps the waiter registered until its notification is used. Otherwise a late message would
+    /// find no recipient, and `pass_on` would pass the notification on.
     _registered: Arc<Registered>,
 }
 
@@ -249,7 +248,7 @@ impl Enrolled {
     }
 }
 
-/// The recipient of the messages to an entry.
+/// The recipient of the messages to a waiter's owner.
 struct Notice {
     database: i64,
     waiting: Box<str>,
@@ -277,7 +276,7 @@ pub(super) struct Notified {
     back: Back,
 }
 
-/// The hold with which a notified waiter has the lock again.
+/// The hold under which a notified waiter has the lock again, once the waiter has it.
 type Back = Arc<OnceLock<Arc<Hold>>>;
 
 impl Notified {
@@ -295,8 +294,8 @@ impl Drop for Notified {
         }
         signs.remove(enrolled.waiter);
         match back.get() {
-            // The request is sent in the background, because this may run on the watchdog's thread,
-            // which must do no I/O.
+            // The request is sent in the background, because this drop may run on the watchdog's
+            // thread, which must do no I/O.
             Some(hold) if hold.lost().is_some() => {
                 let command = enrolled.done_command(Use::PassedOn);
                 let Site { core, name, .. } = &*enrolled.site;
@@ -319,7 +318,7 @@ struct Signs {
 #[derive(Default)]
 struct Given {
     waiters: BTreeMap<u64, (Owner, Back)>,
-    /// Whether the next request is scheduled.
+    /// Whether the next keep-alive is scheduled.
     is_due: bool,
 }
 
@@ -405,9 +404,9 @@ struct Done {
 impl ReplyReceiver for Done {
     fn receive(&self, outcome: Outcome) {
         if done(outcome).is_err() {
-            // If the cleanup fails, too, the server drops a record when its keep-alives end. An
-            // entry of a waiter that has left exists until it is notified: then `pass_on` removes
-            // it.
+            // If the cleanup fails, too, the server drops a record when its keep-alives end. The
+            // entry of a waiter that has left stays until it is notified. Then `pass_on` removes
+            // the entry.
             let done = Cleanup::unclaimed(&self.site.name, self.command.clone());
             self.site.core.watchdog.clean_up(done);
         }
@@ -415,8 +414,7 @@ impl ReplyReceiver for Done {
 }
 
 /// Passes a notification on to the next waiter, because the notified owner of this client no longer
-/// waits. The owner does not wait if the server ran the owner's request late, or if the owner's
-/// thread had left.
+/// waits. The owner's thread has left, or the server ran the owner's request late.
 pub(crate) fn pass_on(core: &Core, owner: u64, database: i64, waiting: &str) {
     let Some(keys) = ConditionKeys::of(waiting) else { return };
     if database != core.database() || core.is_shut_down() {
