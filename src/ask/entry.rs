@@ -1,6 +1,6 @@
-//! An owner's entry in the queue of a lock, as a state machine. Each event is a method, which takes
-//! the time and returns what the caller must do (`site/queue_entry.rs`). A fair lock's entry is in
-//! `lock/fair/entry.rs`.
+//! An owner's entry in the queue of a lock, as a state machine. Each event is a method. The method
+//! takes the time, and returns what its caller in `site/queue_entry.rs` must do. A fair lock's
+//! entry is in `lock/fair/entry.rs`.
 //!
 //! ```text
 //!         asks                    refused: sleeps until the poll, an end, or a message
@@ -11,44 +11,45 @@
 //!   ends, at any time: removes what the server may have of the owner
 //! ```
 //!
-//! This file is pure, as `exchanges.rs` is: it has no owner number, clock, random choice, mutex or
-//! I/O, so a state can be copied, compared and hashed. The models of the scripts (`tests/models/`)
-//! run this file, and `tests/models/explore/` visits all states of the machine. Two threads take
-//! part, so there are two types: the waiting thread owns the [`EntryMachine`], and the subscriber
-//! thread fills the [`Inbox`], under a mutex of the caller.
+//! Like `exchanges.rs`, this file is pure: it uses no owner number, clock, random choice, mutex or
+//! I/O. So a state can be copied, compared and hashed. The models of the scripts (`tests/models/`)
+//! run this file, and `tests/models/explore/` visits all states of the machine. There are two
+//! types, because two threads take part: the waiting thread owns the [`EntryMachine`], and the
+//! subscriber thread fills the [`Inbox`], under a mutex of the caller.
 //!
 //! The invariants, and the errors that they prevent:
 //!
-//! - *one at a time*: an entry has at most one open request. A reply does not name its request, so
-//!   if there were two open requests, the first reply would count for the second request. With two
-//!   open requests the anchor, and the deadline of a grant by message, would be too late.
-//! - *hint*: a message only makes the owner send a request, unless the message is a grant that
-//!   [counts](EntryMachine::collect). After a grant that does not count, the owner also sends a
-//!   request, because the owner may still be the holder at the server.
+//! - *one at a time*: an entry has at most one open request. A reply does not name its request.
+//!   With two open requests, the client would take the first reply for the reply to the second
+//!   request. The anchor, and the deadline of a grant by message, would then be too late.
+//! - *hint*: a message makes the owner send a request, and has no other effect. Only a grant that
+//!   [counts](EntryMachine::collect) gives the owner the lock without a request. After a grant that
+//!   does not count, the owner also sends a request, because the owner may still be the holder at
+//!   the server.
 //! - *anchor*, *granted late*, *silent*: see `exchanges.rs`.
 //! - *acknowledged*: if replicas must have a grant, a grant message only makes the owner send a
 //!   request. Another connection has written the grant, and WAIT covers only the writes of the
-//!   connection that sends it. So the owner's own request writes the hold again, and then waits for
-//!   the replicas. If an owner cannot use the short lease of a grant by message, it also sends a
-//!   request, which raises the lease.
+//!   connection that sends WAIT. So the owner's own request writes the hold again, and then waits
+//!   for the replicas. If an owner cannot use the short lease of a grant by message, the owner also
+//!   sends a request, which raises the lease.
 //! - *collected after the reply*: the thread collects the inbox only between requests. A message
 //!   that arrives during a request remains in the inbox. The reply decides whether the message
 //!   counts: the server may have refused the owner after the grant.
-//! - *every wait ends*: a refused owner sleeps at most for [`POLL`], which is shorter than the
-//!   lease of a grant by message, so every waiter sends at least one request during such a lease.
-//!   The reply says when the lease ends, and the waiter asks again then. If the process that was
-//!   granted the lock is stopped, the waiters lose only the time of that lease. (Every waiter asks,
-//!   because a waiter cannot know whether it is the first one now.)
-//! - *no message is lost*: a message that causes a request is removed from the inbox. So if the
-//!   request fails, the entry remains due, and the next leader asks at once. If the gate does not
+//! - *every wait ends*: a refused owner sleeps for at most [`POLL`]. This is shorter than the lease
+//!   of a grant by message, so every waiter sends at least one request during such a lease. The
+//!   reply says when the lease ends, and the waiter asks again at that time. If the process with
+//!   the grant is stopped, the other waiters lose only the time of its lease. (Every waiter asks,
+//!   because a waiter cannot know whether it is now the first in the queue.)
+//! - *no message is lost*: a message that causes a request is removed from the inbox. If this
+//!   request fails, `ask_at` stays zero, so the next leader asks at once. If the gate does not
 //!   admit a leader's grant, the leader also asks at once.
 //! - *nobody's entry*: if an owner's only request took the lock, the owner was never in a queue, so
 //!   no message names it. If the owner sent more requests, or if a copy of the request may have
-//!   run, a grant message may arrive late. The client must not give this grant back as an unclaimed
-//!   grant.
+//!   run, a grant message may arrive after the owner has got the lock. If the client gave this
+//!   grant back as an unclaimed grant, it would release the owner's hold.
 //! - *undone*: if the server may have the owner in the queue or as the holder at the end of the
-//!   wait, the client removes the owner. The client repeats this as long as a copy of a request may
-//!   still arrive.
+//!   wait, the client removes the owner. The client repeats the removal for as long as a copy of a
+//!   request may still arrive.
 
 use std::time::Duration;
 
@@ -64,14 +65,14 @@ const _: () = assert!(POLL.1 < PROVISIONAL);
 /// The number of waiters, from the head of the queue, that listen for Redisson's releases. The
 /// second waiter listens in case the first one is dead.
 const FIRST: u32 = 2;
-/// The time from the end of a lease or a window, according to the server's reply, to the waiter's
-/// request. (The server rounds times down to whole milliseconds.)
+/// The time from the end of a lease or a window to the waiter's request. The server's reply says
+/// when the lease or window ends, in whole milliseconds, rounded down.
 const PAST_END: u64 = MS;
 /// The additional sleep for each entry ahead in the queue, so that the waiters do not all ask at
 /// the same time.
 const PER_PLACE: u64 = 300_000;
-/// The wait fails after this number of grants in a row that the owner read too late: after the
-/// leases of the grants had ended.
+/// The wait fails after this number of late grants in a row. A grant is late if the owner reads it
+/// after the end of its lease.
 const MOST_LATE: u32 = 3;
 
 /// The state of an owner's entry. `D` is the type of a grant's details.
@@ -104,10 +105,10 @@ pub(crate) struct Inbox<D> {
     /// The first grant message, which says that the owner has the lock. (A second grant message
     /// would add nothing.)
     pub(crate) grant: Option<ReceivedGrant<D>>,
-    /// A window is open until this time. The owner should ask when the window ends.
+    /// The end of an open window, at which the owner should ask.
     pub(crate) open_until: Option<u64>,
-    /// One of Redisson's clients has released the lock, or may have done so before the channel was
-    /// confirmed.
+    /// Whether a Redisson client has released the lock, or may have released it before the server
+    /// confirmed the channel.
     pub(crate) is_public: bool,
     /// Whether the owner should ask, because a script sent a message that says so, or because the
     /// client has subscribed to its own channel again and may have missed messages.
@@ -168,7 +169,7 @@ pub(crate) enum EntryReply<D> {
         now: u64,
         /// How long the owner sleeps without a message.
         sleep: Duration,
-        /// Whether the owner had lost its entry and has an entry again.
+        /// Whether the owner had lost its entry and now has a new entry.
         came_back: bool,
     },
     /// Another owner has the lock, and this owner has no entry.
@@ -273,9 +274,9 @@ impl<D> EntryMachine<D> {
     }
 
     /// Begins a request for this lease, and returns the request's extra arguments. Returns `None`
-    /// if a request is on its way, so that the owner must not ask. The first request, a poll and a
-    /// request after a reconnect are alike. If `queues` is false, the request takes the lock only
-    /// if the lock is free, ignores the queue, and adds no entry.
+    /// if a request is on its way, so that the owner must not ask. All requests begin here: the
+    /// first request, polls, and requests after a reconnect. If `queues` is false, the request
+    /// takes the lock only if the lock is free, ignores the queue, and adds no entry.
     #[inline]
     pub(crate) fn begin_request(
         &mut self,
@@ -312,15 +313,15 @@ impl<D> EntryMachine<D> {
                 let message = self.unconfirmed.take().filter(|_| already);
                 suspects = already && message.is_none();
                 // The owner reads the reply after the end of the lease. Only the server knows
-                // whether the hold is still the owner's.
+                // whether the owner still has the hold.
                 if now >= deadline(asked.at, lease) {
                     self.late += 1;
                     let fails = self.late == MOST_LATE || !waits;
                     let then = if fails { Then::Fail } else { self.sleeps() };
                     return AfterReply { listens, suspects, then };
                 }
-                // If a message granted the lock before this reply, the server has kept the lease of
-                // that grant if it was longer than the requested lease.
+                // If a message granted the lock before this reply, the hold already had a lease of
+                // 2 s. The server has kept the longer of this lease and the requested lease.
                 let least = if already { PROVISIONAL } else { 0 };
                 let lease = lease.max(Duration::from_nanos(least));
                 let may_be_named = already || self.may_stand();
@@ -352,9 +353,9 @@ impl<D> EntryMachine<D> {
     }
 
     /// Ends a request without a usable answer. The owner still has to ask. `in_doubt`: the server
-    /// may have run the request or may still run it, because no reply arrived, the second copy had
-    /// an error, or the thread's wait ended or was cancelled. If `in_doubt` is false, the server
-    /// has run no copy of the request, and will run none.
+    /// may have run the request, or may still run it. This is so if no reply arrived, if the second
+    /// copy had an error, or if the thread's wait ended or was cancelled. If `in_doubt` is false,
+    /// the server has run no copy of the request, and will run none.
     pub(crate) fn unanswered(&mut self, in_doubt: bool) {
         if std::mem::take(&mut self.is_asking) {
             self.may_have(in_doubt, false);
@@ -391,7 +392,7 @@ impl<D> EntryMachine<D> {
             self.ask_at = 0;
         }
         let ReceivedGrant { now: server, received, lease, details } = grant?;
-        // If the grant may not count, or if the gate does not admit it, the owner asks the server
+        // If the grant does not count, or if the gate does not admit it, the owner asks the server
         // next.
         self.ask_at = 0;
         // Return `None` if the server has refused the owner after this grant.
@@ -405,8 +406,8 @@ impl<D> EntryMachine<D> {
             return None;
         }
         let asked = Asked { at: granted_at.min(received), ..asked };
-        // If the thread wants a shorter lease, use the shorter lease, because a renewal sets the
-        // hold to this lease.
+        // The shorter of the two leases counts, because a renewal will set the hold to the lease
+        // that the thread wants.
         if now >= deadline(asked.at, lease.min(collector.lease)) {
             return None;
         }
@@ -414,8 +415,9 @@ impl<D> EntryMachine<D> {
     }
 
     /// Ends the entry, which must not be used again. Returns what the client must undo, because the
-    /// server may have an entry or a hold of the owner. The second result has the details of an
-    /// unused grant by message, which was not collected or which no reply has confirmed.
+    /// server may have an entry or a hold of the owner. The second result has the details of a
+    /// grant by message that the owner did not use: no thread collected the grant, or no reply
+    /// confirmed it.
     pub(crate) fn end(&mut self, inbox: Inbox<D>) -> (Undo, Option<D>) {
         self.is_asking = false;
         let unconfirmed = self.unconfirmed.take();
@@ -469,8 +471,8 @@ impl<D> Inbox<D> {
     }
 }
 
-/// Returns when a waiter that receives no message asks again: at the end of the lease or window, or
-/// at the next poll if that is earlier.
+/// Returns how long a waiter sleeps without a message: until the end of the lease or window, or
+/// until the next poll if the poll is earlier.
 fn nap(left: Duration, place: u32, poll: u64) -> u64 {
     let end = nanos(left).saturating_add(PAST_END + PER_PLACE * u64::from(place));
     let (least, most) = POLL;

@@ -1,5 +1,5 @@
-//! The requests and replies of one owner. This module computes from them whether the server may
-//! have an entry or a hold of the owner, and for how long a grant counts.
+//! The times of one owner's requests and replies. From these times, this module computes for how
+//! long a grant counts, and whether the owner may report other owners as silent.
 //!
 //! This file is pure: its functions take the time as an argument, send nothing and read no clock.
 //! The models of the scripts (`tests/models/`) compile this file, too, so it imports only what the
@@ -12,13 +12,13 @@
 //!                    |                                             | asks ...
 //!                    | granted by reply                            | granted by message
 //!                    v                                             v
-//!        until = asked + lease          until = anchor's time + (grant's now - anchor's now) + lease
+//!        until = asked + lease        until = anchor's time + (grant's now - anchor's now) + lease
 //! ```
 //!
-//! Anchor: the deadline of a grant by message is computed from an earlier exchange of the same
-//! wait, with the server's times. If there was no such exchange, the lease counts from the first
-//! request. The lease must not count from the time at which the process reads the message: the
-//! process may have been stopped, and another process may have the lock by then:
+//! Anchor: the client computes the deadline of a grant by message from the times of an earlier
+//! exchange in the same wait. If there was no such exchange, the lease counts from the first
+//! request. The lease must not count from the time at which the process reads the message. The
+//! process may have been stopped, and another process may already have the lock:
 //!
 //! ```text
 //! server    grant to A (2 s)              its end: grant to B
@@ -29,18 +29,18 @@
 //! the refusal first. A grant message and a reply come over two connections, so the reply may
 //! overtake the message.
 //!
-//! Silent: the owner may report other owners as silent only while the server answers it promptly,
-//! without a pause, and with a clock that does not jump. After a pause, this process itself may
-//! have been stopped, and the other owners may have sent requests in the meantime.
+//! Silent: the owner may report other owners as silent only while the server answers the owner
+//! promptly and without a pause, and the server's clock does not jump. A pause may mean that this
+//! process itself was stopped. During the stop, the other owners may have sent requests.
 
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
-/// An owner may report others as silent after the server has answered it promptly for this time:
-/// HEARD of `lua/hand_off.lua`.
+/// The server must have answered an owner promptly for this time before the owner may report other
+/// owners as silent. This is HEARD in `lua/hand_off.lua`.
 const STEADY: u64 = 2_000 * MS;
-/// The longest time for a prompt reply: PROMPT of `lua/hand_off.lua`. A slower reply shows that the
-/// server or this process stood still.
+/// The longest time for a prompt reply. This is PROMPT in `lua/hand_off.lua`. A slower reply shows
+/// that the server or this process stood still.
 const PROMPT: u64 = 400 * MS;
 /// The longest time from a reply to the next request. A longer pause shows that this process stood
 /// still.
@@ -103,7 +103,7 @@ impl Exchanges {
         self.began.get_or_insert(asked.at);
         if self.asked.is_some_and(|before| before.incarnation != asked.incarnation) {
             // The server was restarted, or is another server with another clock. Other owners may
-            // not have sent a request to it yet.
+            // not have sent a request to this server yet.
             (self.anchor, self.steady) = (None, None);
         }
         self.asked_again = self.asked.is_some();
@@ -158,10 +158,11 @@ impl Exchanges {
         }
     }
 
-    /// Returns the time on the process's own clock at which the server made a grant, or an earlier
-    /// time, however late this process reads the grant. `server`: the server's time in the grant.
-    /// Returns `None` if the server, by its clock, has refused the owner after this grant: the
-    /// grant has ended, or the server's clock was set back in between.
+    /// Returns the time at which the server made a grant, on the process's own clock. The result
+    /// may be too early, but is never too late, even if this process reads the grant late.
+    /// `server`: the server's time in the grant. Returns `None` if, by the server's clock, the
+    /// server has refused the owner after this grant. The grant has then ended, or the server's
+    /// clock was set back.
     pub(crate) fn own_time(&self, server: u64) -> Option<u64> {
         let Some(anchor) = self.anchor else { return self.began };
         let since = server.checked_sub(anchor.server)?;

@@ -371,7 +371,7 @@ fn the_reply_confirms_a_grant_that_replicas_must_have() {
     assert_eq!(action, counts(700, false, by_reply(Some('m'), true)));
     let left = step(&mut over, 701 * MS, Event::Unacknowledged { in_doubt: true });
     assert_eq!(left, Action::GiveBack { undo: Undo::NowAndLater, details: Some('m') });
-    // The reply has another grant than the message.
+    // The reply is about another grant than the message.
     let action = step(&mut another, 701 * MS, granted(false));
     assert_eq!(action, counts(700, false, by_reply(None, true)));
 }
@@ -454,7 +454,7 @@ fn a_refusal_that_is_younger_than_the_grant_voids_it_in_either_order() {
     }
 }
 
-/// A model checker needs this to visit each state only once.
+/// A model checker can then visit each state only once.
 #[test]
 fn owners_with_the_same_past_are_equal() {
     assert_eq!(polling(), polling());
