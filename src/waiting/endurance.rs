@@ -5,12 +5,12 @@
 //! when the server answers the call or its leader again. The next outage may then last for the full
 //! time.
 //!
-//! An answer does not end a lack of replicas, because the server still answers, and may refuse
-//! other requests of the same wait. A lack of replicas is over when no request has failed for this
-//! reason for the time for which a lack may last, plus the time of one request. (The time of one
-//! request is added because a request that waits for replicas in vain takes its whole time. If a
-//! lack may last for less than that, one slow request would otherwise look like the end of the
-//! lack, and the wait would never end.)
+//! An answer does not end a lack of replicas: during a lack the server still answers, and may
+//! refuse the next request of the same wait. A lack is over when no request has failed for this
+//! reason for a certain time. This time is the time for which a lack may last, plus the time of one
+//! request. The time of one request is added because a request that waits for replicas in vain
+//! takes its whole time. Without this addition, one slow request could look like the end of the
+//! lack, and the wait would never end.
 
 use std::time::{Duration, Instant};
 

@@ -20,8 +20,9 @@ pub(crate) struct Listening {
     pub(crate) own: Channel,
     /// The public channel of the name.
     pub(crate) public: Channel,
-    /// A second channel. Only redlatch's listeners of `public` listen to it, so that scripts can
-    /// count them. No message is sent on the second channel. This field is dropped after `public`.
+    /// A second channel. Every redlatch client that listens to `public` also listens to this
+    /// channel, so that scripts can count these clients. No message is sent on this channel. This
+    /// field is dropped after `public`.
     pub(crate) companion: Option<Subscription>,
     /// The time at which the leader asks again. Zero at first, so that a new leader asks at once.
     pub(crate) ask_at: u64,
@@ -43,8 +44,8 @@ impl Listening {
         Instant::now().checked_add(core.response_timeout().saturating_mul(2))
     }
 
-    /// Whether the leader must ask: since the last request messages came or may have been missed,
-    /// or the time is past `ask_at`.
+    /// Whether the leader must ask: because messages came, or may have been missed, since the last
+    /// request, or because the time `ask_at` has passed.
     pub(super) fn is_due(&self) -> bool {
         self.own.has_news() || self.public.has_news() || self.ask_at <= clock::now()
     }
@@ -93,14 +94,14 @@ impl Listening {
 
 impl Channel {
     /// Listens to the channel, if the leader does not yet listen to it. The leader asks after the
-    /// server has confirmed the subscription, because it may have missed earlier messages.
+    /// server has confirmed the subscription, because the leader may have missed earlier messages.
     pub(crate) fn listen(&mut self, core: &Core, channel: &Arc<str>) {
         self.subscribe(Listening::latest(core), || core.pubsub.listen(channel));
     }
 
     /// Does the same as [`listen`](Self::listen), but the wait fails if the server has not
-    /// confirmed the channel by `latest`. If a version is [known](Self::note_version), only messages after
-    /// that version count as missed.
+    /// confirmed the channel by `latest`. If a version is [known](Self::note_version), only
+    /// messages after that version count as missed messages.
     pub(crate) fn subscribe(
         &mut self,
         latest: Option<Instant>,

@@ -40,7 +40,8 @@ pub(super) struct LongWait<'a> {
 const LISTED_AFTER: Duration = Duration::from_millis(if cfg!(models) { 3_600_000 } else { 100 });
 
 impl<'a> LongWait<'a> {
-    /// Waits for a latch, a barrier or an election are usually long.
+    /// Returns the state of a new wait. A long wait is normal for a latch, a barrier or an
+    /// election.
     pub(super) fn of<N>(
         (core, name): (&'a Core, &'a Name),
         what: (Kind, u32),
@@ -77,12 +78,11 @@ impl<'a> LongWait<'a> {
     }
 
     /// Reports the wait in the log if it has lasted long enough. Returns how long the wait must
-    /// have lasted at the next call.
+    /// have lasted at the next call, or `None` if no further call is needed.
     fn log_slow(&mut self, waited: Duration) -> Option<Duration> {
         let Self { core, name, thread, what, .. } = *self;
         let is_said = self.is_said.get_or_insert_with(|| {
-            // The code below runs once for each wait. The thread takes no other lock while it
-            // waits.
+            // This closure runs once for each wait. The thread takes no other lock while it waits.
             core.tells_deadlock(name, thread, waited);
             Arc::default()
         });

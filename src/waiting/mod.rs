@@ -10,14 +10,14 @@
 //! admit the grant; if this process has lost it, ask anew
 //! ```
 //!
-//! The leader asks at once when it begins to lead. The leader asks again when a message came or may
-//! have been missed since the last request, and at the time that the last answer named. Redis does
-//! not store messages, so the leader also asks after a new channel is confirmed. A wake-up is only
-//! a hint: only a reply or a grant message counts.
+//! The leader asks at once when it begins to lead. The leader asks again if a message has come, or
+//! may have been missed, since the last request. It also asks again at the time that the last
+//! answer named. Redis does not store messages, so the leader also asks after a new channel is
+//! confirmed. A wake-up is only a hint: only a reply or a grant message counts.
 //!
-//! Every wait ends, because no sleep is endless. A sleep lasts at most until the time that the last
-//! answer named, the next slow poll, or the deadline. A cancellation, a reconnect of the subscriber
-//! or a shutdown ends the sleep earlier.
+//! Every wait ends, because no sleep is endless. A sleep ends at the time that the last answer
+//! named, at the next slow poll, or at the deadline, whichever comes first. A cancellation, a
+//! reconnect of the subscriber or a shutdown ends the sleep earlier.
 
 mod endurance;
 mod listening;
@@ -128,8 +128,8 @@ pub(crate) enum Enter<N, G, I> {
     /// Other threads of this process wait or hold the lock, and this thread does not wait.
     NotNow,
     Queued(Arc<LocalWaiter<N, G, I>>),
-    /// The thread leads. The lead is boxed, so that a thread with an immediate grant does not have
-    /// to move it.
+    /// The thread leads. (The lead is boxed, because this enum is moved even if the thread gets an
+    /// immediate grant.)
     Leads(Option<Box<Lead<I>>>),
 }
 
@@ -212,16 +212,16 @@ struct Driver<'a, S: Synchronizer> {
     is_answered: bool,
     /// How the last grant came. `None` if the thread took another level.
     way: Option<Way>,
-    /// Whether the thread queued behind a leader and was given the leadership by it.
+    /// Whether the thread queued behind a leader and then got the leadership from that leader.
     is_promoted: bool,
     endurance: Endurance,
     long_wait: LongWait<'a>,
 }
 
 impl<'a, S: Synchronizer> Driver<'a, S> {
-    /// Tells the observer, once, that the wait has started. If the observer forks, this returns an
-    /// error in the child. The child must not touch the queue, because a thread of the parent may
-    /// have locked the queue's mutex at the fork.
+    /// Tells the observer, once, that the wait has started. If the observer forks the process, this
+    /// method returns an error in the child. The child must not touch the queue, because a thread
+    /// of the parent may have locked the queue's mutex at the fork.
     fn start(&mut self) -> Result<(), Error> {
         if !std::mem::replace(&mut self.is_started, true) {
             self.core.tell_observers(|it| it.wait_started(&self.event(())));
@@ -326,10 +326,11 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     None => return Ok(None),
                 },
             };
-            // On every path out of `lead_until_granted`, the drop of the leadership hands it on
-            // (`QueueSite::transfer_leadership`) to the first waiter of the process's queue. For a
-            // lock, this waiter also gets the lead. If no thread waits, the entry in Redis's queue
-            // is given up. Before this point only `admit` may give up the leadership.
+            // On every path out of `lead_until_granted`, the drop of the `LeadershipGuard` gives
+            // the leadership to the first waiter of the process's queue
+            // (`QueueSite::transfer_leadership`). For a lock, this waiter also gets the lead. If no
+            // thread waits, the entry in Redis's queue is given up. Only `admit` may give up the
+            // leadership earlier.
             let lead = lead.map(|lead| *lead);
             return self.lead_until_granted(LeadershipGuard::new(synchronizer.site(), lead));
         }
@@ -360,8 +361,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 };
             }
             wait.wakeable(waiter.thread(), || {
-                // This check comes after the registration at the cancel token, because an earlier
-                // cancellation has not woken this thread.
+                // This check comes after the registration at the cancel token, because a
+                // cancellation before the registration does not wake this thread.
                 if wait.check(core, name).is_ok() {
                     waiter.thread().sleep_until(wait.sleep_until(slow_poll().min(at_most)));
                 }
@@ -386,7 +387,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 }
             };
             let Some(grant) = granted else { return Ok(None) };
-            // If the grant has ended when it is admitted, the leader asks at once.
+            // If `admit` finds that the grant has ended, the leader asks at once.
             lead.listening.ask_at = 0;
             if let Some(grant) = synchronizer.admit(&mut leadership, grant, claim)? {
                 return Ok(Some(grant));
@@ -409,8 +410,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             let Lead { listening, request_state } = &mut *lead;
             let may_collect = || synchronizer.may_collect(request_state);
             // The leader asks at once when it begins to lead, and at the time `ask_at`. The leader
-            // also asks when a message came on one of its channels, or such a channel was
-            // confirmed, since the last request.
+            // also asks if, since its last request, a message came on one of its channels or the
+            // server confirmed such a channel.
             if listening.is_due() {
                 let pause = synchronizer.pause(request_state);
                 if !pause.is_zero() {
@@ -442,9 +443,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                         lead.listening.ask_after(sleep);
                     }
                     Err(error) if was_cut() => {
-                        // If other threads led until the end of this call's time, this call has
-                        // only just asked. The server's answer to the previous leader therefore
-                        // counts for this call, too.
+                        // This call got the leadership so late that its request had almost no time.
+                        // So the server's answer to the previous leader counts for this call, too.
                         if self.is_promoted && asked_at.is_some_and(|at| at.elapsed() < TOO_SHORT) {
                             self.is_answered |= site.answers();
                         } else {
@@ -458,13 +458,13 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     }
                 }
             } else {
-                // The thread sleeps until a message on a channel, a grant message (`may_collect`), the
-                // time `ask_at`, or the end of the wait.
+                // The thread sleeps until a message on a channel, a grant message (`may_collect`),
+                // the time `ask_at` or the end of the wait.
                 let at_most = self.long_wait.goes_on(0);
                 let slept = listening.sleep(core, name, claim, at_most, may_collect);
-                // The last answer counts, unless a channel was refused or was not confirmed in
-                // time. If the leader was cancelled, the answer still counts for the threads that
-                // queued behind it.
+                // The last answer shows that the server is up, unless the server refused a channel
+                // or did not confirm it in time. If the leader was cancelled, the answer still
+                // counts for the threads that queued behind the leader.
                 let heard = slept.as_ref().err().is_none_or(|it| it.kind() == ErrorKind::Cancelled);
                 if let Some(at) = answered_at.take().filter(|_| heard) {
                     site.was_answered(at);
@@ -498,15 +498,16 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         let Some(pause) = self.endurance.failed(&error, core.config.failover_timeout) else {
             return Err(error);
         };
-        // The pause is short, so a warning that becomes due during it may come after it.
+        // The pause is short, so a warning that becomes due during the pause may come after the
+        // pause.
         self.long_wait.goes_on(arrival);
         doze(core, name, claim.thread, wait, wait.sleep_until(pause), || false)?;
         if wait.is_over() { Err(error) } else { Ok(()) }
     }
 }
 
-/// Sends a further request of a waiting call, again and again during an outage, as the driver does
-/// with the first request. The caller must set [limits](Wait::limits).
+/// Sends a further request of a waiting call. During an outage, repeats the request as the driver
+/// repeats the first request. The caller must first set [limits](Wait::limits).
 pub(crate) fn outlast<T>(
     core: &Core,
     name: &Name,
@@ -544,13 +545,13 @@ pub(crate) fn slow_poll() -> Duration {
 
 const SLOW_POLL: Duration = Duration::from_secs(5);
 
-/// Returns the time of [`slow_poll`], for a waiter that must notice the end of a lease or a key.
-/// The lease or key ends after `left`, and no message reports the end.
+/// Returns the maximum sleep of a waiter that must notice the end of a lease or key. The lease or
+/// key ends after `left`, and no message reports the end.
 pub(crate) fn slow_poll_or(left: Option<Duration>) -> Duration {
     let end = left.map_or(Duration::MAX, |left| left.saturating_add(AFTER_THE_END));
     slow_poll().min(end)
 }
 
-/// How long after the end of a lease or key a waiter asks. Redis removes a key a millisecond after
-/// its end.
+/// The time from the end of a lease or key to the waiter's request. Redis removes a key one
+/// millisecond after the key's end.
 const AFTER_THE_END: Duration = Duration::from_millis(2);

@@ -34,7 +34,7 @@ struct Waiters<N, G, I> {
     /// The waiters, with the first waiter at the front.
     queue: VecDeque<Arc<LocalWaiter<N, G, I>>>,
     /// The number of waiters so far. With this number, a leader's error reaches only the waiters
-    /// that queued before its request.
+    /// that queued before the leader's request.
     arrivals: u64,
     spin: Arc<Spin>,
 }
@@ -59,7 +59,8 @@ pub(crate) struct LocalWaiter<N, G, I> {
 pub(crate) enum Signal<G, I> {
     /// Another thread has passed its grant to the waiter.
     Passed(G),
-    /// The waiter now leads, with the lead of the previous leader if there is one.
+    /// The waiter now leads, with the lead of the previous leader if that leader passed its lead
+    /// on.
     Leadership(Option<Box<Lead<I>>>),
     /// The leader's request failed.
     Failed(Error),
@@ -100,8 +101,8 @@ impl<N, G, I> Queue<N, G, I> {
         free
     }
 
-    /// Gives the caller the leadership even if threads wait, or takes it away. The caller has
-    /// decided this under the mutex.
+    /// Gives the caller the leadership even if threads wait, or takes the leadership away. The
+    /// caller has decided this under the queue's mutex.
     pub(crate) fn set_led(&mut self, led: bool) {
         self.led = led;
     }
@@ -128,8 +129,8 @@ impl<N, G, I> Queue<N, G, I> {
         waiter
     }
 
-    /// Wakes the first waiter, so that it is awake when the caller passes a grant to it. Does so
-    /// only if spinning has saved time so far.
+    /// Wakes the first waiter, so that it is awake when the caller passes a grant to it. Wakes no
+    /// waiter unless spinning has saved time so far.
     pub(crate) fn call_first(&self) -> Wake {
         match self.first() {
             Some(first) if first.spin.is_worthwhile() => {
@@ -272,7 +273,7 @@ impl<N, G, I> LocalWaiter<N, G, I> {
 #[derive(Debug)]
 pub(crate) struct Lead<I> {
     pub(crate) listening: Listening,
-    /// The synchronizer's part. For a lock, this is the lock's queue entry.
+    /// The synchronizer's part of the lead: for a lock, the lock's queue entry.
     pub(crate) request_state: I,
 }
 

@@ -12,11 +12,11 @@ use crate::runtime::Core;
 
 /// The limit of a wait, and a token that may cancel it. The methods that end in `_within` take a
 /// `Wait`. Use a `Wait` to combine a time limit with a [`CancelToken`], or to choose the limit at
-/// run time. Methods without a `Wait` are short forms.
+/// run time. Methods without a `Wait` are short forms of these methods.
 ///
 /// `into()` converts a [`Duration`], a deadline ([`Instant`]) or a `&CancelToken` to a `Wait`. Most
-/// methods call it themselves, as in `latch.wait_within(deadline)`. The methods of
-/// [`Lock`](crate::Lock) take a `Wait`.
+/// methods call `into()` themselves, as in `latch.wait_within(deadline)`. The methods of
+/// [`Lock`](crate::Lock) accept only a `Wait`.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -48,10 +48,10 @@ enum Patience {
     Forever,
 }
 
-/// The minimum time for a call's requests, counted from the beginning of the call, even if its
-/// limit is shorter. On a busy machine a thread may wait this long for a processor. If three round
-/// trips take longer, the call has the time of three round trips, because a request may first have
-/// to read the reply to a release.
+/// The minimum time for a call's requests, counted from the beginning of the call, even if the
+/// call's limit is shorter. On a busy machine a thread may wait this long for a processor. If three
+/// round trips take longer, the call has the time of three round trips, because a request may first
+/// have to read the reply to a release.
 const LEAST: Duration = Duration::from_millis(50);
 
 impl<'a> Wait<'a> {
@@ -100,8 +100,8 @@ impl<'a> Wait<'a> {
     }
 
     /// Limits the calling thread's requests to this wait, until the returned value is dropped. The
-    /// first request always has a short time, so that a call whose deadline has passed makes one
-    /// attempt.
+    /// limit is never earlier than `LEAST` from now, so a call whose deadline has passed still
+    /// makes one attempt.
     #[inline]
     pub(crate) fn limits(&self, core: &Core) -> Limited {
         if self.is_limited() { self.sets_limit(core) } else { Limit::set(None) }
@@ -134,7 +134,8 @@ impl<'a> Wait<'a> {
             || self.cancel.is_some()
     }
 
-    /// Returns a wait for one attempt within this wait, which ends at `until` at the latest.
+    /// Returns a wait of one attempt that ends at `until`, or at the end of this wait if that is
+    /// earlier.
     pub(crate) fn once(&self, until: Instant) -> Self {
         let until = match self.patience {
             Patience::Until(deadline) | Patience::Once(Some(deadline)) => until.min(deadline),

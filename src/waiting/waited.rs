@@ -18,8 +18,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "it says whether the wait timed out"]
 pub enum Waited<T = ()> {
-    /// The event happened within the limit. For a barrier, this has the number of parties that had
-    /// not arrived yet.
+    /// The event happened within the limit. For a barrier, the value is the number of parties that
+    /// had not arrived when the caller arrived.
     InTime(T),
     /// The limit ended before the event happened.
     TimedOut,
