@@ -79,8 +79,8 @@ impl Cohort {
     }
 
     /// Returns the chain of a hold that was granted by reply to a request of `asked_at`. The last
-    /// chain continues if the lock was free for less than [`SAME_CHAIN`]. While the lock was free,
-    /// no other redlatch process wanted it, and Redisson's clients had no turn.
+    /// chain continues if the lock was free for less than [`SAME_CHAIN`]: in so short a time, no
+    /// other redlatch process wanted the lock, and Redisson's clients had no turn.
     ///
     /// A release does not send a chain that is younger than `SAME_CHAIN`, so the next process
     /// begins a new chain. If two processes kept beginning new chains in this way, Redisson's

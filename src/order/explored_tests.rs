@@ -20,7 +20,7 @@ const PAST_A_TURN: u64 = 20_000_000;
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Comes(usize, Mode),
-    /// This thread adopts a ticket, which it does without entering the gate.
+    /// This thread adopts a ticket, without entering the gate.
     Adopts(usize),
     Granted(usize),
     /// A leader or a waiter ends its wait.

@@ -12,7 +12,7 @@ use crate::scripts::Owner;
 use crate::scripts::fair::Followers;
 use crate::waiting::Wake;
 
-/// How recent the server's last confirmation must be for a pass.
+/// The maximum age of the server's last confirmation at a pass, in nanoseconds.
 const FRESH: u64 = 10_000_000;
 
 /// The threads of this process that have entries in the queue of one name. The gate's mutex guards
@@ -62,8 +62,8 @@ impl Standing {
         self.lingering = thread.cloned();
     }
 
-    /// Wakes the lingering thread if no other thread can still join its request. The caller calls
-    /// this when a thread has gone.
+    /// Wakes the lingering thread if no other thread can still join its request. Called when a
+    /// thread has left.
     pub(crate) fn call(&self) -> Wake {
         let lingering = self.lingering.as_ref().filter(|_| !self.is_busy());
         lingering.map_or(Wake::NOBODY, Wake::thread)

@@ -21,19 +21,19 @@
 //!                                           vacate: led by the next, or free
 //!                                           admit: taken by a newer hold, if this one is over
 //! taken  yes  a fair lock's or an adopted   the same, but a release leaves the leadership where it
-//!             hold, beside the leader       is; the leader's admit finds it taken
+//!             hold, beside the leader       is; the leader's admit finds the seat taken
 //! ```
 //!
 //! A hold in the seat may be over or lost (`Expired`). No thread enters an expired hold or passes
 //! it on, and the thread that detects the end vacates the seat.
 //!
 //! The renewal of a hold is done, sent or failed (`RenewalProgress`): `Renewing::begins` marks it
-//! as sent, and `Leaseholder::renewed` records the answer. A pass at the gate does not change the
-//! progress. No thread passes a hold whose renewal failed.
+//! as sent, and `Leaseholder::renewed` records the answer. A pass to another thread does not change
+//! the progress. No thread passes a hold whose renewal failed.
 //!
-//! `force` counts this process's forced unlocks. If a leader sent its request before the last
-//! forced unlock, the hold of that request is `NotHeld`, even if the server granted it. A leader
-//! with such a hold keeps the leadership and asks again.
+//! `Side::forced` counts this process's forced unlocks. If a leader sent its request before the
+//! last forced unlock, `admit` returns `NotHeld`, even if the server granted the hold. The leader
+//! then keeps the leadership and asks again.
 //!
 //! A read-write lock has two seats, one for the writer and one for the readers, but one queue and
 //! one leadership:
@@ -51,8 +51,8 @@
 //! While a thread writes, no other thread of the process reads. If the readers' seat is taken when
 //! a writer gets its seat, the readers have lost their hold, because the server grants no writer a
 //! lock that readers hold. At the end of the readers' turn one thread asks the server. If no
-//! process waits at the server, another turn begins. A reader that comes later never overtakes a
-//! writer, in this process or in another process.
+//! process waits at the server, another turn begins. A reader that comes after a writer never
+//! overtakes that writer, in this process or in another process.
 //!
 //! The leadership is never lost. While the queue is not empty, the seat is taken or a thread leads.
 //! A leader that gives up hands the leadership on.
@@ -135,7 +135,8 @@ impl<I> Order<I> {
         // The thread goes to the end of the queue. The thread sleeps (`waiting/mod.rs`,
         // `await_signal`) until a signal gives it the hold (`leave`, below) or the leadership.
         let waiter = self.queue.push(thread, need);
-        // This thread is already awake, so it need not be woken.
+        // If the new waiter is the first in the queue, it counts as called. Its thread is this
+        // thread, which is already awake and need not be woken.
         if self.alone.seat.is_some() && self.queue.first().is_some_and(|first| waiter.is(first)) {
             let _awake = self.queue.call_first();
         }
@@ -264,9 +265,10 @@ impl<I> Order<I> {
         Some(reading)
     }
 
-    /// Puts the hold that the leader was granted into the seat. The leader's leadership then ends,
-    /// unless the hold has a line or the leader lets more readers in. `gone` is a hold that the
-    /// caller knows to be gone from the server.
+    /// Puts the hold that the leader was granted into the seat. The leadership then ends, with two
+    /// exceptions: a leader that reads keeps the leadership to let more readers in, and a hold that
+    /// [came beside the leader](Hold::came_beside_the_leader) changes no leadership. `gone` is a
+    /// hold that, as the caller knows, the server no longer has.
     #[inline]
     pub(crate) fn admit(
         &mut self,
@@ -334,10 +336,10 @@ impl<I> Order<I> {
         if hold.line.is_some() {
             self.standing.get_or_insert_default().releasing += 1;
         }
-        // No other thread of this process may have the hold. The leaving thread takes the
-        // leadership for the release, unless another thread has the leadership. A thread that
-        // arrives now sends its request after the release. (If a writer waits for the readers, the
-        // writer already leads, and a request may come before the release.)
+        // No other thread of this process may get the hold. The leaving thread takes the leadership
+        // for the release, unless another thread has the leadership. A thread that arrives now
+        // sends its request after the release. (If a writer waits for the readers, the writer
+        // already leads, and the writer's request may come before the release.)
         self.side(mode).cohort.released(now, hold.details.chain);
         let leads = mode != Mode::Read && !self.queue.is_led();
         if leads {
@@ -346,8 +348,9 @@ impl<I> Order<I> {
         LeaveOutcome::Left(seat, Fate::Release { leads })
     }
 
-    /// A thread has just left its seat: passes its hold to the next thread, if the next thread may
-    /// have the hold now. The caller wakes the next thread after it has released the mutex.
+    /// Passes the hold of a thread that has just left its seat to the next thread, if the next
+    /// thread may have the hold now. The caller wakes the next thread after it has released the
+    /// mutex.
     ///
     /// The re-entrant and the fair handles of a name share one seat. A fair handle's hold goes to
     /// the next thread of its line (`Hold::line`). Any other hold goes to the first thread in the
@@ -378,9 +381,8 @@ impl<I> Order<I> {
 
     /// Whether the thread that has just left its seat may pass the hold to the first thread in the
     /// queue. A turn lasts at most 10 ms from the server's grant, and less if many processes wait
-    /// (`cohort.rs`). `hold.may_pass` requires equal terms, and a hold that is not lost and whose
-    /// last renewal did not fail. If a writer continues to read, it passes the write hold to no
-    /// other writer.
+    /// (`cohort.rs`). `Hold::may_pass` checks the terms, and whether the hold was lost or its last
+    /// renewal failed. A writer that continues to read does not pass its write hold on.
     fn may_pass(&self, hold: &Hold, now: u64) -> bool {
         let mode = hold.owner.mode();
         // While an adopted hold has the seat, a leader may wait in Redis's queue. The leader gets

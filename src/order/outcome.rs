@@ -40,14 +40,14 @@ pub(crate) enum GateOutcome<I> {
 
 #[derive(Debug)]
 pub(crate) enum Admission {
-    /// The hold got the seat. If a hold that is over still had the seat, this is that hold's seat.
+    /// The hold got the seat. If a hold that is over was still in the seat, the value is the seat
+    /// of that old hold.
     Admitted(Option<Seat>),
     /// Another hold, which this process still has, is in the seat.
     OtherHold(Arc<Hold>),
-    /// The process does not have the hold. The reason is that the hold's lease ended before the
-    /// leader read the reply, or that the server answered a forced unlock of this process after the
-    /// leader sent its request. In the second case only the server knows whether the unlock came
-    /// before the grant.
+    /// The process must not use the hold. Either the hold's lease ended before the leader read the
+    /// reply, or the leader sent its request before the server answered a forced unlock of this
+    /// process. In the second case, only the server knows whether the unlock came before the grant.
     NotHeld,
 }
 
