@@ -1,4 +1,4 @@
-//! The size with which a client makes a semaphore at its first use.
+//! The size with which a client makes a semaphore that does not exist.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,9 +12,10 @@ use crate::scripts::Trouble;
 
 /// The size that one client's handles want for one semaphore.
 ///
-/// The client may make the semaphore until a request for permits has found the semaphore. Later,
-/// permits of this client may be taken, and a new semaphore would not count the taken permits. (If
-/// a failover loses the new semaphore before that request, the client makes it again.)
+/// The client makes the semaphore only as long as no request for permits has found it. After such a
+/// request, the client may have taken permits, and a new semaphore would not count these permits.
+/// (If a failover loses the semaphore before the first such request, the client makes the semaphore
+/// again.)
 #[derive(Debug, Default)]
 pub(crate) struct Size {
     wanted: OnceLock<u32>,
@@ -25,8 +26,9 @@ pub(crate) struct Size {
 }
 
 impl Size {
-    /// Notes the size that a handle wants. Only the first size is kept. Fails if the handle asks
-    /// for more `permits` than its size: the semaphore never has that number.
+    /// Records the `size` that a handle wants. The client uses only the first recorded size. Fails
+    /// if the caller asks for more `permits` than `size`, because the semaphore never has that
+    /// many.
     pub(super) fn wants(
         &self,
         size: u32,
@@ -48,15 +50,15 @@ impl Size {
         Ok(())
     }
 
-    /// Notes that a request for permits has found the semaphore.
+    /// Records that a request for permits has found the semaphore.
     pub(super) fn met(&self) {
         self.is_met.store(true, Ordering::Relaxed);
     }
 
-    /// Makes the semaphore if a handle wants a size and there is no semaphore. `look` returns the
-    /// number of permits at the server. If this number contradicts the wanted size, `another`
-    /// returns a text for the log. Several threads may call this at the same time, because
-    /// `try_set` succeeds only once.
+    /// Makes the semaphore if a handle wants a size and there is no semaphore. `look` reads the
+    /// number of permits from the server, or `None` if there is no semaphore. If this number
+    /// contradicts the wanted size, `another` returns a text for the log. Several threads may call
+    /// this method at the same time, because `try_set` succeeds only once.
     pub(super) fn settle(
         &self,
         (core, name): (&Core, &Name),

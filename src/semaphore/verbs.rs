@@ -51,7 +51,7 @@ macro_rules! permit_verbs {
                 ///
                 /// Blocks until the thread has the permit, or an error ends the wait. Each request
                 /// lasts for at most [`response_timeout`](crate::ClientBuilder::response_timeout),
-                /// also in an outage.
+                /// even in an outage.
                 pub fn acquire(&self) -> Result<$one, Error> {
                     self.got(self.take_one(Wait::FOREVER))
                 }
@@ -67,8 +67,8 @@ macro_rules! permit_verbs {
                 ///
                 /// One round trip; none if a thread of this process waits. If this process takes
                 /// permits again and again while other processes want them, the call sometimes lets
-                /// the other processes go first. The call then blocks for another millisecond and
-                /// two round trips.
+                /// the other processes go first. In that case the call blocks for one more
+                /// millisecond and two more round trips.
                 pub fn try_acquire(&self) -> Result<Attempt<$one>, Error> {
                     self.take_one(Wait::NONE).map(Attempt::of)
                 }
@@ -77,7 +77,8 @@ macro_rules! permit_verbs {
                 ///
                 /// # Errors
                 ///
-                /// The errors of [`acquire`](Self::acquire): the call has taken no permit.
+                /// The errors of [`acquire`](Self::acquire). After an error the call has taken no
+                /// permit.
                 ///
                 /// # Blocking
                 ///
@@ -105,14 +106,14 @@ macro_rules! permit_verbs {
                 ///
                 /// # Errors
                 ///
-                /// [`Cancelled`](ErrorKind::Cancelled): the call has taken no permit. If the permit
-                /// was granted before the cancel, the call takes it. The other errors are those of
-                /// [`acquire`](Self::acquire).
+                /// [`Cancelled`](ErrorKind::Cancelled) if `token` is cancelled: the call has taken
+                /// no permit. If the permit was granted before the cancellation, the call returns
+                /// the permit. The other errors are those of [`acquire`](Self::acquire).
                 ///
                 /// # Blocking
                 ///
-                /// Blocks until the thread has the permit, or an error or the cancel ends the wait.
-                /// A cancel ends the wait at once, even during a request.
+                /// Blocks until the thread has the permit, or an error or the cancellation ends the
+                /// wait. The cancellation ends the wait at once, even during a request.
                 pub fn acquire_cancellable(&self, token: &CancelToken) -> Result<$one, Error> {
                     self.got(self.take_one(token.into()))
                 }
@@ -140,18 +141,20 @@ macro_rules! permit_verbs {
                     self.take_one(wait.into()).map(Attempt::of)
                 }
 
-                /// Takes `permits` permits together, as [`acquire`](Self::acquire) takes one
-                /// permit.
+                /// Takes `permits` permits together. Blocks until the thread has all of them: see
+                /// [`acquire`](Self::acquire).
                 ///
                 /// # Errors
                 ///
-                /// The errors of [`acquire`](Self::acquire): the call has taken no permit.
+                /// The errors of [`acquire`](Self::acquire). After an error the call has taken no
+                /// permit.
                 ///
                 /// # Blocking
                 ///
-                /// Blocks until `permits` permits are free. If the semaphore has fewer permits,
-                /// blocks for ever, or returns an error if [`with_permits`](Self::with_permits) has
-                /// set fewer. If `permits` is zero, does not block.
+                /// Blocks until `permits` permits are free. If the semaphore has fewer permits, the
+                /// call blocks for ever. If [`with_permits`](Self::with_permits) sets fewer
+                /// permits, the call returns an error. If `permits` is zero, the call does not
+                /// block.
                 pub fn acquire_many(&self, permits: u32) -> Result<$many, Error> {
                     self.got(self.take(permits, Wait::FOREVER))
                 }
@@ -216,8 +219,8 @@ macro_rules! permit_verbs {
                 ///
                 /// # Blocking
                 ///
-                /// Blocks as [`acquire_many`](Self::acquire_many) does, but at most until the
-                /// cancel. A cancel ends the wait at once, even during a request.
+                /// Blocks as [`acquire_many`](Self::acquire_many) does, or until the cancellation.
+                /// The cancellation ends the wait at once, even during a request.
                 pub fn acquire_many_cancellable(
                     &self,
                     permits: u32,
@@ -245,8 +248,8 @@ macro_rules! permit_verbs {
                     self.take(permits, wait.into()).map(Attempt::of)
                 }
 
-                /// Returns the result of an unlimited wait, in which `None` means that the client
-                /// has ended.
+                /// Converts the result of an unlimited wait. In such a wait, `None` means that the
+                /// client has ended.
                 fn got<T>(&self, taken: Result<Option<T>, Error>) -> Result<T, Error> {
                     taken?.ok_or_else(|| Error::shut_down(&self.name().into()))
                 }

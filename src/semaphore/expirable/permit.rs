@@ -14,16 +14,17 @@ use crate::hold::{HoldState, Tenancy};
 use crate::scripts::PermitId;
 use crate::semaphore::permits::PermitSource;
 
-/// One permit of an [`ExpirableSemaphore`]. A drop of this guard gives the permit back.
+/// One permit of an [`ExpirableSemaphore`]. Dropping this guard gives the permit back.
 ///
 /// A permit belongs to no thread and can be sent to another thread. While the guard lives, the
 /// watchdog renews the lease, unless the lease is [fixed](ExpirableSemaphore::with_lease). The
 /// guard reports the loss of its permit. If the guard is leaked ([`std::mem::forget`]), the permit
-/// is taken until [`Client::shutdown`](crate::Client::shutdown), or until
+/// remains taken until [`Client::shutdown`](crate::Client::shutdown), or until
 /// [`max_hold`](crate::ClientBuilder::max_hold) has passed.
 ///
-/// A drop sends the release and does not wait for the reply. If the release fails, the client tries
-/// again in the background. [`release`](Self::release) waits for the reply, and returns the error.
+/// Dropping the guard sends the release and does not wait for the reply. If the release fails, the
+/// client tries again in the background. [`release`](Self::release) waits for the reply, and
+/// returns the error.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -60,13 +61,13 @@ impl ExpirablePermit {
         Some(Self { permit_lease, tenancy, semaphore: semaphore.clone(), left: false })
     }
 
-    /// Returns the permit's id. Any process, also a process with Redisson, can give the permit back
-    /// by this id ([`ExpirableSemaphore::release`]). No I/O.
+    /// Returns the permit's id. Any process, including one that uses Redisson, can use this id to
+    /// give the permit back ([`ExpirableSemaphore::release`]). No I/O.
     ///
     /// If another client gives the permit back, this guard reports a loss when the server notifies
     /// this client, or at the next renewal. If a handle of this client gives the permit back, the
-    /// guard reports no loss. After a call of `id`, the client never passes the permit to another
-    /// thread of the process: a drop gives the permit back to the server.
+    /// guard reports no loss. After a call to `id`, the client never passes the permit to another
+    /// thread of the process: dropping the guard gives the permit back to the server.
     #[must_use]
     pub fn id(&self) -> PermitId {
         self.permit_lease.tell_id()
@@ -85,18 +86,18 @@ impl ExpirablePermit {
         self.tenancy.state()
     }
 
-    /// Returns for how long the permit is certainly held even if all renewals fail, or zero if the
+    /// Returns how long the permit is certainly held even if all renewals fail. Returns zero if the
     /// permit is lost. No I/O.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.tenancy.remaining()
     }
 
-    /// Returns an error unless the permit is certainly held for at least `slack` from now. Call
-    /// this before each step that needs the permit, with a `slack` that is longer than the step.
+    /// Checks that the permit is certainly held for at least `slack` from now. Call this method
+    /// before each step that needs the permit, with a `slack` that is longer than the step.
     ///
-    /// If all renewals succeed, the remaining lease is always at least a little less than two
-    /// thirds of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). No I/O.
+    /// While renewals succeed, the remaining lease never falls much below two thirds of
+    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). No I/O.
     ///
     /// # Errors
     ///
@@ -126,16 +127,16 @@ impl ExpirablePermit {
         }
     }
 
-    /// Registers `callback`, which the client calls once if the permit is lost before it is given
-    /// back: when the lease ends, or when the server replies to a renewal that the permit does not
-    /// exist. If the permit is already lost, the client calls `callback` soon. If
-    /// [`release`](Self::release) finds the loss, it returns the error and does not call
-    /// `callback`.
+    /// Registers `callback`. The client calls `callback` once if the permit is lost before it is
+    /// given back. A permit is lost when its lease ends, or when a reply from the server says that
+    /// the permit does not exist. If the permit is already lost, the client calls `callback` soon.
+    /// If [`release`](Self::release) detects the loss, it returns an error, and the client does not
+    /// call `callback`.
     ///
     /// Once a permit has been held for 100 ms, the server notifies the client of each change to the
-    /// semaphore's leases. The client then asks at once whether the permit still exists. If the
-    /// leases change more than ten times a second, the client asks after some seconds
-    /// ([`client_tracking`](crate::ClientBuilder::client_tracking)).
+    /// semaphore's leases. After each notification, the client asks at once whether the permit
+    /// still exists. If the leases change more than ten times a second, the client asks after some
+    /// seconds ([`client_tracking`](crate::ClientBuilder::client_tracking)).
     ///
     /// Callbacks run on a thread of the client, one after the other, so each should be short.
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
@@ -154,9 +155,9 @@ impl ExpirablePermit {
     /// - [`NotHeld`](ErrorKind::NotHeld) if the permit has already been given back by its id.
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer,
     ///   [`Protocol`](ErrorKind::Protocol) if its reply is malformed. The client repeats the
-    ///   release in the background, and the permit is free at the latest when its lease ends. The
-    ///   same error is returned if the connection broke, the release was sent once more, and the
-    ///   permit no longer exists.
+    ///   release in the background, and the permit is free at the latest when its lease ends.
+    ///   Server trouble is also returned if the connection broke, the release was sent again, and
+    ///   the permit no longer exists.
     /// - [`Forked`](ErrorKind::Forked) in a forked child: the permit belongs to the parent.
     ///
     /// # Blocking
@@ -168,12 +169,12 @@ impl ExpirablePermit {
         self.permit_lease.site().release(&self.permit_lease)
     }
 
-    /// Ends the guard and leaves the permit taken. The client no longer renews its lease. A process
-    /// that has the id can extend the lease ([`ExpirableSemaphore::update_lease_time`]) and give
-    /// the permit back ([`ExpirableSemaphore::release`]). If no process extends the lease or gives
-    /// the permit back, the permit is free when its lease ends. A lease that was renewed until now
-    /// lasts for two thirds of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) or more
-    /// from now. No I/O.
+    /// Ends the guard and leaves the permit taken. The client no longer renews the permit's lease.
+    /// A process that has the id can extend the lease ([`ExpirableSemaphore::update_lease_time`])
+    /// and give the permit back ([`ExpirableSemaphore::release`]). If no process extends the lease
+    /// or gives the permit back, the permit is free when its lease ends. If the watchdog has
+    /// renewed the lease until now, about two thirds of
+    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) or more remain. No I/O.
     #[must_use = "without its id nobody can give the permit back"]
     pub fn into_id(mut self) -> PermitId {
         self.left = true;
@@ -190,8 +191,8 @@ impl ExpirablePermit {
     /// # Errors
     ///
     /// [`LeaseLost`](ErrorKind::LeaseLost), [`NotHeld`](ErrorKind::NotHeld) and
-    /// [`Forked`](ErrorKind::Forked), as for [`release`](Self::release). After an error this guard
-    /// has no permit.
+    /// [`Forked`](ErrorKind::Forked), as for [`release`](Self::release). If the call returns an
+    /// error, the guard had no permit.
     ///
     /// # Blocking
     ///
@@ -235,7 +236,7 @@ impl ExpirablePermit {
 
 impl Drop for ExpirablePermit {
     fn drop(&mut self) {
-        // If the permit was lost or given back by its id, `on_lost` and the log have reported that.
+        // If `leave` fails, there is nothing to give back, and a loss has already been reported.
         if !self.left && self.leave().is_ok() {
             self.permit_lease.site().give_back(leased(vec![Arc::clone(&self.permit_lease)]));
         }

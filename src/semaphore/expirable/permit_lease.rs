@@ -1,9 +1,10 @@
-//! A permit lease: one permit of this process, with its lease and its present guard.
+//! A permit lease: one permit of this process, with its lease and its current guard.
 //!
-//! A permit lease is a hold: the server's sorted set has the permit's id, as a lock's hash has an
-//! owner. Each guard of the permit has a tenancy of this hold. If the process passes the permit on,
-//! the permit lease goes from one guard to another. If a program has read the id, the permit lease
-//! is not passed on: otherwise the program could give back the permit of another guard by this id.
+//! A permit lease has a hold, whose owner is the permit's id. (The server stores the id in a sorted
+//! set, as it stores a lock's owner in a hash.) Each guard of the permit has its own tenancy of
+//! this hold. If a thread passes the permit to another thread, the permit lease goes to a new
+//! guard. If the program has read the id, the permit lease is never passed: the program could use
+//! the id to give back the permit of the new guard.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -30,7 +31,7 @@ pub(crate) struct PermitLease {
     pub(super) id: PermitId,
     pub(super) hold: Arc<Hold>,
     site: Arc<ExpirableSite>,
-    /// Whether a program has read the id.
+    /// Whether the program has read the permit's id.
     is_told: AtomicBool,
     state: Mutex<PermitLeaseState>,
     alarm: Mutex<Option<Alarm>>,
@@ -38,9 +39,10 @@ pub(crate) struct PermitLease {
 
 #[derive(Default)]
 struct PermitLeaseState {
-    /// The tenancy of the present guard. `None` between two guards, and after the end.
+    /// The tenancy of the current guard. `None` between two guards, and after the permit lease has
+    /// ended.
     tenancy: Option<Arc<Tenancy>>,
-    /// Whether the permit was given back, left taken, or lost.
+    /// Whether the permit lease has ended: the permit was given back, left taken, or lost.
     is_over: bool,
     progress: RenewalProgress,
 }
@@ -69,7 +71,7 @@ impl PermitLease {
         &self.site
     }
 
-    /// Returns the id, and notes that a program has read it.
+    /// Returns the permit's id, and records that the program has read the id.
     pub(super) fn tell_id(&self) -> PermitId {
         self.is_told.store(true, Ordering::SeqCst);
         self.id
@@ -80,10 +82,10 @@ impl PermitLease {
         !self.is_told.load(Ordering::SeqCst) && self.hold.may_pass(self.hold.terms, clock::now())
     }
 
-    /// Gives the permit lease to a guard. Returns `None` if the permit lease has ended.
+    /// Makes the tenancy of a new guard. Returns `None` if the permit lease has ended.
     pub(super) fn admit(&self) -> Option<Arc<Tenancy>> {
-        // The tenancy belongs to no thread: a permit may be sent to another thread, so it must
-        // survive the end of the thread that took it.
+        // The tenancy belongs to no thread, because a permit must survive the end of the thread
+        // that took it.
         let tenancy = Arc::new(Tenancy::new(Arc::clone(&self.hold), Thread::placeholder()));
         let ExpirableSite { core, name, .. } = &*self.site;
         // Reports the acquisition to the observer.
@@ -99,7 +101,7 @@ impl PermitLease {
         Some(tenancy)
     }
 
-    /// Takes the permit lease from a guard. Returns `false` if the guard did not have it.
+    /// Ends a guard's tenancy. Returns `false` if the guard did not have the permit lease.
     pub(super) fn leave(&self, tenancy: &Arc<Tenancy>) -> bool {
         let mut state = self.state.lock();
         let has_it = state.tenancy.as_ref().is_some_and(|now| Arc::ptr_eq(now, tenancy));
@@ -109,22 +111,22 @@ impl PermitLease {
         }
         drop(state);
         if has_it {
-            // `tell_released` drops the callbacks, which are the user's code, with no mutex held.
+            // `tell_released` drops the user's callbacks, so it must run without the mutex.
             self.tell_released(tenancy);
         }
         has_it
     }
 
-    /// Ends the permit lease, because the permit was given back by its id, or left taken.
+    /// Ends the permit lease of a permit that is given back or left taken.
     pub(super) fn end(&self) {
-        // The tenancy ends under the mutex. So if a guard finds that it no longer has the permit,
-        // it also finds that the permit was released, and does not report a loss.
+        // `finish` ends the tenancy under the mutex. So a guard that no longer finds its permit
+        // also finds the tenancy released, and reports no loss.
         if let Some(tenancy) = self.finish(Tenancy::step_down).0 {
             self.tell_released(&tenancy);
         }
     }
 
-    /// Returns the entry for a snapshot, or `None` while the permit lease is between two guards.
+    /// Returns the permit's entry for a snapshot, or `None` while no guard has the permit.
     pub(super) fn snapshot(&self) -> Option<Held> {
         let tenancy = self.state.lock().tenancy.clone();
         tenancy.and_then(|tenancy| tenancy.snapshot(&self.site.name, 1))
@@ -146,8 +148,8 @@ impl PermitLease {
         if let Some(tenancy) = tenancy {
             tenancy.declare_lost(&self.site.core, &self.site.name, reason);
         }
-        // A renewal may have extended the lease, or a late copy of the acquire may take the permit
-        // again.
+        // The server may still have the permit: a renewal may have extended the lease, or a late
+        // copy of the acquire may take the permit again.
         let outlives = reason == LostReason::LeaseExpired
             && (renewing || self.hold.may_outlive() || clock::now() < self.hold.deadline());
         if outlives || self.hold.in_doubt {
@@ -156,7 +158,8 @@ impl PermitLease {
     }
 
     /// Ends the permit lease, and calls `ends` for its last tenancy under the mutex. Returns this
-    /// tenancy, whether a renewal is under way, and whether the permit lease had not ended before.
+    /// tenancy, whether a renewal is under way, and whether this call was the first to end the
+    /// permit lease.
     fn finish(&self, ends: impl FnOnce(&Tenancy)) -> (Option<Arc<Tenancy>>, bool, bool) {
         let mut state = self.state.lock();
         let first = !std::mem::replace(&mut state.is_over, true);
@@ -165,7 +168,7 @@ impl PermitLease {
             ends(tenancy);
         }
         drop(state);
-        // If a thread sets a new alarm after this line, the alarm does nothing when it is due.
+        // An alarm that another thread sets after this line does nothing when it is due.
         let alarm = self.alarm.lock().take();
         if let Some(alarm) = alarm {
             self.site.core.watchdog.cancel(alarm);
@@ -174,7 +177,7 @@ impl PermitLease {
         (tenancy, renewing, first)
     }
 
-    /// Handles the reply to a new lease, which a program with the id requested at `sent_at`.
+    /// Handles the reply to an `update_lease_time` request, which was sent at `sent_at`.
     pub(super) fn updated(&self, sent_at: u64, lease: Duration, certain: Duration, updated: bool) {
         if !updated {
             return self.lose(self.hold.why_gone());
@@ -227,7 +230,7 @@ impl Leaseholder for PermitLease {
         Some(look(Renewing { hold: Cow::Borrowed(hold), state, progress }))
     }
 
-    /// A program with the id may have asked for a longer lease.
+    /// A program that has read the id may have asked for a longer lease.
     fn may_be_longer(&self) -> bool {
         self.is_told.load(Ordering::SeqCst)
     }

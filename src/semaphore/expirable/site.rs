@@ -80,7 +80,8 @@ impl ExpirableSite {
         }
     }
 
-    /// Makes the semaphore before the first request for permits, if a handle was given a size.
+    /// If a handle has a size (`with_permits`), makes the semaphore before the first request for
+    /// permits.
     fn settle_size(&self) -> Result<(), RequestFailed> {
         let Self { core, name, .. } = self;
         let look = || {
@@ -115,15 +116,15 @@ impl ExpirableSite {
         drop(forgotten);
     }
 
-    /// Gives back, in the background, permits that no guard of this process has. At the server they
-    /// may still be taken, or a late copy of the acquire may still take them.
+    /// Gives back permits in the background. No guard of this process has these permits, but the
+    /// server may still have them as taken, or a late copy of the acquire may still take them.
     pub(super) fn release_later(&self, ids: &[PermitId], lease: Duration) {
         let command = self.scripts().release_command(ids, false);
         self.core.watchdog.clean_up(Cleanup::released(&self.name, command, lease));
     }
 
-    /// Passes the permit of a dropped guard to another thread, or gives the permit back and waits
-    /// for the reply.
+    /// Passes a guard's permit to a waiting thread, or gives the permit back and waits for the
+    /// reply.
     pub(super) fn release(self: &Arc<Self>, permit_lease: &Arc<PermitLease>) -> Result<(), Error> {
         if permit_lease.may_pass() {
             let rest = self.gate.pass(leased(vec![Arc::clone(permit_lease)]));
@@ -142,9 +143,9 @@ impl ExpirableSite {
         // This process's permits are given back even if other permits of `ids` do not exist.
         let ours: Vec<_> = ids.iter().filter_map(|id| self.held(id)).collect();
         ours.iter().for_each(|permit_lease| permit_lease.end());
-        // The turn must note the release before the release is sent: if the release ends the
-        // process's turn, the next thread of this process must let other processes go first, even
-        // if it asks before the reply arrives.
+        // The turn must record the release before the release is sent, because a thread of this
+        // process may ask for permits before the reply arrives. If the turn is over, that thread
+        // must let other processes go first.
         self.gate.with_turn(|turn| turn.released(clock::now()));
         let command = self.scripts().release_command(ids, true);
         let longest = ours.iter().map(|permit_lease| permit_lease.hold.longest_lease()).max();
@@ -177,13 +178,13 @@ impl ExpirableSite {
         }
     }
 
-    /// Notes that the server has confirmed the release of these permits. `asked`: the server's
-    /// incarnation when they were requested.
+    /// Records that the server has confirmed the release of these permits. `asked`: the server's
+    /// incarnation when this client acquired the permits.
     ///
     /// A new master may lack the release. This thread first stores the ids, and then reads the
     /// incarnation. When the client connects to a new master, it first raises the incarnation, and
     /// then the renewer reads the stored ids. So either the renewer finds the ids, or this thread
-    /// reads another incarnation.
+    /// reads a new incarnation and sends the release again.
     fn returned_to(&self, asked: u64, ids: &[PermitId], lease: Duration) {
         self.core.returned.are(&self.name, ids, lease);
         if self.route.incarnation() != asked {
@@ -202,7 +203,7 @@ impl ExpirableSite {
             .of(&self.name)
     }
 
-    /// Tells the turn how many subscribers got the message of a release.
+    /// Tells the turn how many subscribers received the message of a release.
     fn hear(&self, released: &ReturnedPermits) {
         if let Some(heard) = released.heard {
             if heard == REFUSED {
@@ -224,8 +225,8 @@ impl ExpirableSite {
         );
         drop(held);
         permit_leases.iter().for_each(|permit_lease| permit_lease.arm());
-        // At a new incarnation, the renewer renews all permit leases in the map. These leases may
-        // not have been in the map then, so they are renewed now.
+        // When the incarnation changes, the renewer renews all permit leases in the map. These
+        // permit leases may have entered the map after that, so this thread renews them now.
         if self.route.incarnation() != asked.incarnation {
             let renewals =
                 permit_leases.iter().filter_map(|permit_lease| permit_lease.early_renewal());
@@ -233,7 +234,8 @@ impl ExpirableSite {
         }
     }
 
-    /// Gives back permits that too few replicas acknowledged (`unacknowledged`).
+    /// Gives back permits because too few replicas acknowledged the acquire. `unacknowledged`: the
+    /// error for this.
     fn take_back(
         &self,
         ids: &[PermitId],
@@ -271,7 +273,8 @@ impl PermitSource for ExpirableSite {
     type Lease = Arc<PermitLease>;
     const KIND: Kind = Kind::ExpirableSemaphore;
     const LAPSE: bool = true;
-    // Lua's `unpack` has a limit. This constant also limits the server's work for one call.
+    // More permits would exceed the limit of Lua's `unpack`. This constant also limits the server's
+    // work for one call.
     const MOST: u32 = 1_024;
 
     fn core(&self) -> &Arc<Core> {
@@ -319,7 +322,8 @@ impl PermitSource for ExpirableSite {
         };
         let (given, others) = ids.split_at(taken);
         if in_doubt && !others.is_empty() {
-            // The first copy of the request may still reach the server and take these ids.
+            // The first copy of the request may still reach the server and take permits with these
+            // ids.
             self.release_later(others, lease);
         }
         match reply {
@@ -454,7 +458,7 @@ const IN_THE_BACKGROUND: &str = "it is given back in the background, or returns 
                                  ends: do not release it again";
 
 impl PermitRelease {
-    /// Ends these permit leases: no guard has them, and the watchdog no longer renews them.
+    /// Ends these permit leases, so that no guard has them and the watchdog no longer renews them.
     fn of(site: &Arc<ExpirableSite>, permit_leases: Vec<Arc<PermitLease>>) -> Self {
         permit_leases.iter().for_each(|permit_lease| permit_lease.end());
         Self { site: Arc::clone(site), permit_leases }
@@ -473,9 +477,9 @@ impl PermitRelease {
         match outcome {
             Ok(Replied { reply, in_doubt, .. }) => {
                 site.hear(&reply);
-                // If the acquire is in doubt, a second release follows after the reply to the first
-                // release. If the second release ran first, the first release would find nothing to
-                // give back.
+                // If a late copy of the acquire may still arrive, a second release must follow. The
+                // second release is sent after the reply to the first release. If the second
+                // release ran first, the first release would find nothing to give back.
                 release_later(
                     &mut self
                         .permit_leases
