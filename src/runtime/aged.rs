@@ -9,7 +9,8 @@ use redlatch_client::sync::clock;
 use super::Core;
 
 impl Core {
-    /// Makes the client's leases age with those of the other clients of its server in memory.
+    /// Registers the client with its server in memory. When a test advances the server's time, the
+    /// leases of all registered clients grow older by the same time.
     pub(super) fn age_with_others(&self) {
         let Some(others) = &self.config.ages_with else { return };
         let core = Weak::clone(&self.itself);

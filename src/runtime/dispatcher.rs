@@ -1,10 +1,10 @@
-//! The dispatcher of a cluster's client, which gives each job to the renewer of its server. The
-//! dispatcher's thread does no I/O. A server that does not answer never delays the jobs of other
+//! The dispatcher of a cluster's client. It gives each job to the renewer of the job's server. The
+//! dispatcher's thread does no I/O, so a server that does not answer never delays the jobs of other
 //! servers.
 //!
-//! If a server has lost all its slots, it may never come back. So the server's renewer and
-//! subscriber thread end, and the renewer returns its jobs to the dispatcher. The server's lanes
-//! are closed when all commands are answered.
+//! A server that has lost all its slots may never come back. So the server's renewer and subscriber
+//! thread end, and the renewer returns its jobs to the dispatcher. The server's lanes are closed
+//! when all commands are answered.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,9 +25,10 @@ use crate::lease::{Job, Renewal};
 pub(super) struct Dispatcher {
     core: Arc<Core>,
     cluster: Arc<Cluster>,
-    /// Each renewer keeps a clone until it ends.
+    /// The thread of each renewer keeps a clone until the thread ends.
     alive: Sender<()>,
-    /// The renewers by the numbers of their servers. A server gets a renewer with its first job.
+    /// The renewers by the numbers of their servers. The first job for a server creates its
+    /// renewer.
     renewers: HashMap<usize, Hired>,
 }
 
@@ -91,14 +92,14 @@ impl Dispatcher {
         match job {
             Job::Renew(renewals) => self.renew(renewals),
             Job::Moved(slots) => {
-                // The new server may lack the holds.
+                // The new server of a slot may lack the slot's holds.
                 let members = self.core.members.in_slots(&slots);
                 let homes = members.iter().map(|member| self.home(member.name()));
                 let homes: HashMap<_, _> = homes.map(|node| (node.number(), node)).collect();
                 let renewals =
                     members.into_iter().filter_map(|member| self.try_to(|| member.renew_now()));
                 self.renew(renewals.flatten().collect());
-                // The new server may also have holds of owners that no thread uses any longer.
+                // The new server may also have holds of owners that no thread uses.
                 for node in homes.values() {
                     self.give_to(node, Job::Moved(slots.clone()));
                 }

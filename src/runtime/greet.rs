@@ -1,4 +1,5 @@
-//! The first exchange with a server: can this library use it, and how long is a round trip?
+//! The first exchange with a server. It checks whether this library can use the server, and
+//! measures the time of a round trip.
 
 use std::time::{Duration, Instant};
 
@@ -23,8 +24,8 @@ pub(crate) struct Greeting {
     pub(crate) warnings: Vec<String>,
 }
 
-/// Checks over an open connection whether this library can work with the server. `is_cluster`: the
-/// client uses a cluster.
+/// Checks over an open connection whether this library can work with the server. `is_cluster`:
+/// whether the client uses a cluster.
 pub(crate) fn greet(
     endpoint: &Endpoint,
     server: &ServerInfo,
@@ -210,7 +211,7 @@ fn would_run(Cause { error, .. }: &Cause) -> Result<(), Error> {
     Err(lacks_scripts(why).caused_by_shared(error.clone()))
 }
 
-/// Whether no known code begins this error.
+/// Whether the error has only the general code `ERR`, and does not report an unknown command.
 fn is_odd(error: &RedisError) -> bool {
     error.code() == Some("ERR") && !is_unknown(error)
 }

@@ -12,8 +12,8 @@ use super::Core;
 const NAMES_A_TICK: usize = 2_000;
 
 impl Core {
-    /// Sends the subscriber a control message over its connection, and does the other regular work.
-    /// Returns `false` if the heartbeat is not due.
+    /// Sends a control message to each subscriber, and does the other regular work. Returns `false`
+    /// if the heartbeat is not due.
     pub(super) fn heartbeat(&self) -> bool {
         let (now, last) = (clock::now(), self.last_heartbeat.load(Ordering::Relaxed));
         let is_due = now.saturating_sub(last) >= clock::nanos(HEARTBEAT);
@@ -28,7 +28,7 @@ impl Core {
                 self.compare_channels(&node);
             }
             self.look_after_unwritten();
-            // A server without slots may never come back.
+            // Skip the servers without slots: such a server may never come back.
             let mut nodes =
                 self.servers.cluster().map_or_else(|| self.servers.all(), |it| it.masters());
             nodes.retain(|node| node.endpoint.health().is_to_be_looked_at());
@@ -37,8 +37,8 @@ impl Core {
         is_due
     }
 
-    /// Makes the renewer check lanes with unwritten commands. If the server reads nothing, a call
-    /// with a limit ends before its command is written, and the next call may come much later.
+    /// Makes the renewer write the unwritten commands of lanes. Such commands remain if the server
+    /// accepts no bytes and a call's limit ends. The next call may come much later.
     fn look_after_unwritten(&self) {
         for node in self.servers.all() {
             for lane in node.lanes().iter().filter(|lane| lane.has_unwritten()) {

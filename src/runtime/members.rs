@@ -18,7 +18,7 @@ pub(crate) trait Member: Send + Sync + 'static {
     /// Called at the end of the client: wakes all waiters and releases all holds.
     fn end(self: Arc<Self>);
 
-    /// Returns a renewal for each hold, even if it is not due, or a query whether the hold exists.
+    /// For each hold, returns a renewal, even if none is due, or a query whether the hold exists.
     fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
         Vec::new()
     }
@@ -28,7 +28,7 @@ pub(crate) trait Member: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Called when a message says that others wait for the lock that this owner has.
+    /// Called when a message says that others wait for the lock that this owner holds.
     fn hear_wanted(&self, _owner: u64) {}
 
     /// Makes the leases older by this number of nanoseconds. Returns the renewals that are due
@@ -58,7 +58,7 @@ pub(crate) trait Member: Send + Sync + 'static {
         false
     }
 
-    /// Removes an owner that no thread uses from the lock and its queue.
+    /// Releases the hold of an owner that no thread uses, and removes the owner from the queue.
     fn give_up_owner(&self, _owner: &str) {}
 }
 
@@ -113,7 +113,7 @@ impl Members {
         self.of_kind::<T>("")
     }
 
-    /// The members of one kind of a type that has several kinds.
+    /// The members of one kind, for a type that has several kinds.
     pub(crate) fn of_kind<T: Member>(&self, kind: &'static str) -> Arc<Registry<T>> {
         // In a forked child, a thread of the parent may have left the mutex locked.
         if is_forked() {

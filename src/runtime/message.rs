@@ -1,8 +1,8 @@
 //! The messages on the client's own channel, and their recipients.
 //!
-//! Each client has one own channel, so each message names its owner. If each owner had a channel
-//! and the client subscribed to a pattern, the server would compare every message of any sender
-//! with the pattern.
+//! All owners of a client share one channel, so each message contains its owner's number. A channel
+//! for each owner would need a subscription to a pattern, and the server would compare every
+//! message of every sender with this pattern.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -93,8 +93,9 @@ pub(crate) trait Recipient: Send + Sync + RefUnwindSafe {
 
 /// The registered owners of this client by their numbers, with the recipients of their messages. An
 /// owner is registered before its first request. The owner remains registered as long as it has a
-/// queue entry, or the lock that it got through this entry. Scripts send messages only to owners
-/// that had an entry. So if a grant names an owner that is not registered, no thread has this hold.
+/// queue entry, or holds the lock that it got through this entry. Scripts send messages only to
+/// owners with an entry. So if a message grants a lock to an owner that is not registered, no
+/// thread has this hold.
 #[derive(Default)]
 pub(crate) struct Recipients {
     registered: Mutex<BTreeMap<u64, Weak<Registered>>>,
@@ -125,10 +126,10 @@ impl fmt::Debug for Recipients {
     }
 }
 
-/// The registration of an owner, with the recipient of the messages that name the owner. If an
-/// owner [may have had](crate::ask) a queue entry, it remains registered while it holds the lock:
-/// after a reply that reports the grant, the grant's message may still arrive, and the client must
-/// not give the grant back.
+/// The registration of an owner, with the recipient of the messages that name the owner. An owner
+/// that [may have had](crate::ask) a queue entry remains registered while it holds the lock. The
+/// reason: after a reply that reports the grant, the grant's message may still arrive, and the
+/// client must not give the grant back.
 pub(crate) struct Registered<R: ?Sized = dyn Recipient> {
     all: Arc<Recipients>,
     owner: u64,

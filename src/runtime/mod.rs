@@ -54,7 +54,7 @@ use crate::scripts::{self, ChangedNames, ClientId, LockKeys, Requests, Rights, S
 
 /// The assumed time of a round trip before the first exchange with the server.
 const UNMEASURED: Duration = Duration::from_micros(500);
-/// How long the client sends a command again when servers redirect it.
+/// How long a background thread follows the redirects of a command in a cluster.
 const RESENT_WITHIN: Duration = Duration::from_millis(200);
 
 /// The state that a client's handles and background threads share.
@@ -77,7 +77,7 @@ pub(crate) struct Core {
     /// Whether the client has logged that it changes more semaphores than it can remember for a
     /// repetition after a failover.
     forgets: AtomicBool,
-    /// Whether a hold of this client has ever had to know whether others wait.
+    /// Whether any hold of this client has ever needed to know whether others wait.
     listens_for_wants: AtomicBool,
     last_heartbeat: AtomicU64,
     counts: Counted,
@@ -94,7 +94,7 @@ pub(crate) struct Core {
     alive: Mutex<Option<Sender<()>>>,
     itself: Weak<Self>,
     shut_down: AtomicBool,
-    /// Whether the threads that read replies for which no caller waits have ended.
+    /// Whether the background threads have stopped reading the replies to posted commands.
     closed: AtomicBool,
 }
 
@@ -223,9 +223,9 @@ impl Core {
         self.config.connection.response_timeout
     }
 
-    /// Notes that a handle has a lease of this length, which the watchdog renews. After this call
-    /// no renewal waits longer than this lease allows. The client keeps this bound until its end,
-    /// because a thread may take a lock with the handle at any time.
+    /// Notes that a handle has a lease of this length, which the watchdog renews. After this call,
+    /// no renewal waits longer than this lease allows. The client never removes this bound, because
+    /// a thread may take a lock with the handle at any time.
     pub(crate) fn watches_for(&self, lease: Duration) {
         // If the lease is out of range, the lock's methods return an error.
         if config::check_watchdog("", lease).is_ok() {
@@ -242,7 +242,7 @@ impl Core {
     /// Returns the deadline of a call that begins now on this lane.
     pub(crate) fn deadline(&self, lane: &Lane) -> Instant {
         let deadline = lane.deadline();
-        // No timeout is longer than a year.
+        // The addition does not overflow, because no timeout is longer than a year.
         deadline.checked_add(self.acknowledged_within()).unwrap_or(deadline)
     }
 
@@ -300,8 +300,8 @@ impl Core {
         Ok(())
     }
 
-    /// Sends a command without waiting for its reply. After the client's end, waits for the reply,
-    /// because no other thread would read it. In a forked child, sends nothing.
+    /// Sends a command without waiting for its reply. After the client's end, this function waits
+    /// for the reply, because no other thread would read it. In a forked child, it sends nothing.
     pub(crate) fn post(&self, route: &Route, command: Command, receiver: Arc<dyn ReplyReceiver>) {
         if is_forked() {
             return;
@@ -336,8 +336,9 @@ impl Core {
         }
     }
 
-    /// Notes that a hold must know whether others wait. After this call, such holds ask the server
-    /// each time the server confirms a subscription to the client's own channel.
+    /// Notes that a hold must know whether others wait. After this call, each time the server
+    /// confirms a subscription to the client's own channel, such holds ask the server whether
+    /// others wait.
     pub(crate) fn listens_for_wants(&self) {
         self.listens_for_wants.store(true, Ordering::SeqCst);
     }
@@ -383,7 +384,7 @@ impl Core {
                 }
             }
             Ok(_) => drop(self.pubsub.is_muted(false)),
-            // The subscriber reads its queue only after it has received a control message.
+            // The subscriber reads its queue only when a control message arrives.
             Err(_) if !self.is_shut_down() => {
                 let name = Name::from("the subscriber");
                 let message = self.pubsub.control_message(node);
@@ -409,7 +410,7 @@ type SlowLine = fn(&Arc<Core>, &SlowWait) -> Option<String>;
 /// See [`Session::open`].
 type Unclaimed = fn(&Arc<Core>, u64, &Message<'_>);
 
-/// The client, as its subscribers see it.
+/// The part of the client that its subscribers call.
 struct Hosted {
     core: Weak<Core>,
     recipients: Arc<Recipients>,
@@ -451,7 +452,7 @@ impl Host for Hosted {
 
     fn message(&self, message: &[u8]) {
         let Some((owner, message)) = Message::parse(message) else { return };
-        // A message for a holder goes to `unclaimed`, because a holder need not be registered.
+        // A message for a holder goes to `unclaimed`, because a holder is not always registered.
         let is_for_holder = matches!(message, Message::Wanted { .. });
         let named = self.recipients.named(owner).filter(|_| !is_for_holder);
         if !named.is_some_and(|named| named.recipient.receive(&message)) {

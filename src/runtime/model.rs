@@ -62,7 +62,7 @@ impl Core {
         }
     }
 
-    /// Ends the subscriber as at the client's end.
+    /// Ends the subscriber, as the client's end does.
     pub(crate) fn end_subscriber(&self, subscriber: JoinHandle<()>) {
         self.pubsub.shut_down();
         subscriber.join().unwrap();

@@ -15,7 +15,7 @@ use crate::name::Name;
 use crate::observe::{Event, Kind, Observer};
 use crate::snapshot::{Counts, ServerState, Snapshot, Waiting};
 
-/// The maximum time of a query for the holder. A query may delay the callback of a loss.
+/// The maximum time of a query for the holder, because the callback of a loss may wait behind it.
 const ASKS_FOR: Duration = Duration::from_millis(200);
 
 /// The events that a client counts.
@@ -59,22 +59,22 @@ const SLOW_LINES_SPACED: Duration = Duration::from_secs(1);
 /// The least time between two log lines about one name. In a busy pool each wait may be slow.
 const LINES_OF_A_NAME_SPACED: Duration = Duration::from_secs(60);
 
-/// The times, by [`clock`], from which the client may log another line about a slow wait. These
-/// times limit the log lines and queries of many waiters.
+/// The earliest times, by [`clock`], at which the client may log another line about a slow wait.
+/// They limit the log lines and queries of many waiters.
 #[derive(Debug, Default)]
 pub(super) struct SlowLines {
     /// Whether a query runs on the callbacks' thread, which may hang. Only one query runs at a
     /// time.
     is_asking: bool,
     next: u64,
-    /// The names and deadlocks for which a line was logged within the last minute, each with the
+    /// The names and deadlocks for which a line was logged within the last minute. Each has the
     /// time from which the next line may be logged.
     names: HashMap<Arc<str>, u64>,
 }
 
 impl SlowLines {
-    /// Begins a query about a name. If the query must not begin now, returns the time after which
-    /// to try again.
+    /// Begins a query about a name. If no query may begin now, returns the time after which to try
+    /// again.
     fn begins(&mut self, now: u64, name: &str) -> Option<Duration> {
         if self.is_asking {
             return Some(SLOW_LINES_SPACED);
@@ -85,8 +85,8 @@ impl SlowLines {
         (!self.is_asking).then(|| Duration::from_nanos(next - now))
     }
 
-    /// Whether a line about a deadlock was not logged within the last minute. If the line is new,
-    /// notes it as logged now.
+    /// Returns `false` if this line about a deadlock was logged within the last minute. Otherwise
+    /// notes that the line is logged now, and returns `true`.
     fn is_new(&mut self, now: u64, line: &str) -> bool {
         self.names.retain(|_, next| now < *next);
         let is_new = !self.names.contains_key(line);
@@ -97,7 +97,7 @@ impl SlowLines {
         is_new
     }
 
-    /// Ends a query about a name. `is_said`: the query led to a log line.
+    /// Ends a query about a name. `is_said`: whether the query led to a log line.
     fn ends(&mut self, now: u64, name: &Arc<str>, is_said: bool) {
         let after = |time| now.saturating_add(clock::nanos(time));
         (self.is_asking, self.next) = (false, after(SLOW_LINES_SPACED));
@@ -125,8 +125,8 @@ const MOST_EVENTS: usize = 10_000;
 const MOST_WITH_LOSSES: usize = 100_000;
 
 /// The waits that have lasted for a while, by the time of their start and the id of the thread.
-/// Each has a name, its kind, a thread, and the thread's arrival number in the process's queue
-/// (zero for a leader).
+/// Each wait has a name, the name's kind, a thread, and the thread's arrival number in the
+/// process's queue. A leader's arrival number is zero.
 pub(crate) type Waits = BTreeMap<(u64, u64), ListedWait>;
 pub(crate) type ListedWait = (Name, Kind, Arc<Thread>, u64);
 
@@ -250,10 +250,10 @@ impl Core {
         Snapshot { counts, held, waiting, servers: self.servers.all().iter().map(server).collect() }
     }
 
-    /// Asks the server on the callbacks' thread why a wait lasts, and logs the reason. There is a
-    /// least time between two lines, and only one query runs at a time. So the reason may not be
-    /// logged now: then returns the time after which to call this function again. Returns `None` if
-    /// the caller must not call this function again.
+    /// Asks the server on the callbacks' thread why a wait lasts, and logs the reason. Only one
+    /// query runs at a time, and there is a least time between two lines. If the query must wait
+    /// for one of these reasons, returns the time after which to call this function again. Returns
+    /// `None` if the caller must not call this function again.
     pub(crate) fn tells_slow_wait(&self, wait: SlowWait) -> Option<Duration> {
         if !log::log_enabled!(Level::Warn) {
             return None;
@@ -282,8 +282,8 @@ impl Core {
         Some(later)
     }
 
-    /// A thread has waited for a long time: logs at once which other locks the thread holds. Only
-    /// this client knows these locks, so only this line may show the deadlock.
+    /// Logs at once which other locks the thread holds, because the thread has waited for a long
+    /// time. Only this client knows these locks, so perhaps only this line shows a deadlock.
     pub(crate) fn tells_deadlock(&self, name: &Name, thread: &Arc<Thread>, waited: Duration) {
         let held = self.members.held_by(thread);
         if held.is_empty() || !log::log_enabled!(Level::Warn) {

@@ -4,9 +4,9 @@
 //! thread of this client uses. An owner's number is never used again, so an owner that no thread
 //! uses never becomes live again, and its hold can be released.
 //!
-//! An owner that adopts a ticket has the ticket's number, and a program may adopt a ticket twice.
-//! So this number remains live until the server has certainly ended the hold: a command that
-//! removes the remains of the first adoption must not end the second adoption.
+//! An owner that adopts a ticket has the ticket's number, and a program may adopt a ticket twice. A
+//! command that removes the remains of the first adoption must not end the second adoption. So this
+//! number remains live until the server has certainly ended the hold.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,8 +17,8 @@ use redlatch_client::sync::{Mutex, is_forked};
 use super::Core;
 use crate::scripts::{Mode, Owner};
 
-/// The numbers of the live owners. (Hash sets would make each lock more expensive than these trees
-/// do.)
+/// The numbers of the live owners. (With hash sets, each lock would cost more than with these
+/// trees.)
 #[derive(Default)]
 pub(super) struct Owners {
     live: Mutex<BTreeSet<u64>>,
@@ -26,8 +26,8 @@ pub(super) struct Owners {
     undecided: Mutex<BTreeSet<u64>>,
 }
 
-/// Keeps an owner live: from the time before its first request until its hold ends or no thread
-/// needs the owner.
+/// Keeps an owner live. It exists from before the owner's first request until the owner's hold ends
+/// or no thread needs the owner.
 pub(crate) struct LiveOwner {
     core: Arc<Core>,
     number: u64,
@@ -44,7 +44,7 @@ impl Core {
 
     /// Makes the owner live that adopts the ticket with this number. The `bool` says whether the
     /// call repeats an adoption with an unknown outcome. Returns `None` if another call of this
-    /// client is adopting the ticket, or has adopted it.
+    /// client is adopting or has adopted the ticket.
     pub(crate) fn adopts(self: &Arc<Self>, number: u64) -> Option<(LiveOwner, bool)> {
         let is_repeated = self.owners.undecided.lock().remove(&number);
         let is_new = self.owners.live.lock().insert(number);

@@ -55,7 +55,7 @@ pub(crate) struct Renewer {
     mending: VecDeque<Mending>,
     /// Whether the server refused some of these changes for lack of rights, which is logged once.
     is_forbidden: bool,
-    /// Whether the client has opened no connection to the server so far.
+    /// Whether the client has never opened a connection to the server.
     is_unmet: bool,
     /// `Some` while the server refuses renewals.
     refusing: Option<Refusing>,
@@ -98,7 +98,7 @@ impl Renewer {
             jobs.try_iter().for_each(|job| todo.put(job));
             match todo.next() {
                 Some(Job::End) => {
-                    // A cleanup that is still in the list may have more commands to send.
+                    // Loop, because a cleanup may have more commands to send after its first reply.
                     while !self.mending.is_empty() {
                         self.try_to(Self::mend_some);
                     }
@@ -200,7 +200,8 @@ impl Renewer {
             }
             Job::Service(lanes) => lanes.iter().for_each(|lane| self.service(lane)),
             Job::LookAt(node) => {
-                // Since this job was queued, a renewal may have reached the server.
+                // A renewal may have reached the server since this job was queued. Then no check is
+                // needed.
                 if node.endpoint.health().is_to_be_looked_at() {
                     self.own.look();
                 }
@@ -246,12 +247,12 @@ impl Renewer {
     /// Releases holds that this client has already released. A released hold exists again if
     /// another server becomes the master, or if this server comes back with older data. Without a
     /// second release, waiters would wait until the lease ends. (A list of all released holds would
-    /// grow without limit. So the renewer asks the server for the owners of the locks that this
-    /// client knows.)
+    /// grow without limit. So the renewer asks the server which owners of this client hold the
+    /// locks that the client knows.)
     fn give_back_leftovers(&mut self, mut members: Vec<Arc<dyn Member>>) {
         members.retain(|member| member.has_owners());
-        // If a name has two members, this keeps the later member: a fair lock's queue, which knows
-        // more owners.
+        // If a name has two members, this keeps the second one, a fair lock's queue, which has more
+        // owners.
         let by_name: HashMap<_, _> =
             members.iter().map(|member| (Arc::clone(member.name()), member)).collect();
         let members: Vec<_> = by_name.into_iter().collect();
@@ -286,8 +287,8 @@ impl Renewer {
         } else {
             patience.saturating_mul(10).min(self.own.endpoint.connect_timeout())
         };
-        // `false`: a combiner is at work, which may not read the replies to later posts, or there
-        // is more to read.
+        // `service` returns `false` if there is more to read, or if a combiner is at work, which
+        // may not read the replies to later posts.
         if !lane.service(patience, to_open) && lane.request_service() == Posted::NeedsService {
             self.core.watchdog.service(lane);
         }

@@ -14,9 +14,9 @@ use redlatch_client::sync::{Mutex, clock};
 
 use crate::scripts::PermitId;
 
-/// A permit is remembered until another permit is released this much later. A replica that becomes
-/// the master lacks at most the last changes of the old master, from a time of this length. (Time
-/// without a release does not count, because an outage may last longer than this.)
+/// A permit is remembered until another permit is released this much later. Before a failover, the
+/// replica that becomes the master lags behind the old master by less than this. (Time without a
+/// release does not count, because an outage may last longer than this.)
 const REMEMBERED: u64 = 10_000_000_000;
 /// The time after which a permit is forgotten if no other permit is released. No client waits
 /// this long for the end of an outage.

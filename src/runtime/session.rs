@@ -32,8 +32,8 @@ use crate::scripts::{ClientId, not_connected, unfit, unreachable};
 pub(crate) struct Session(pub(super) Arc<Threads>);
 
 impl Session {
-    /// Connects. `unclaimed` gets the messages to owners of this client that do not wait.
-    /// `unclaimed` runs on the subscriber thread and must not block.
+    /// Connects. `unclaimed` gets the messages for which no owner of this client waits. `unclaimed`
+    /// runs on the subscriber thread and must not block.
     pub(crate) fn open(url: &str, config: Config, unclaimed: Unclaimed) -> Result<Self, Error> {
         Self::start(url, config, unclaimed, |url, config| {
             Self::find(url, config).map(|(servers, greeting)| (servers, Some(greeting)))
@@ -56,7 +56,8 @@ impl Session {
         unclaimed: Unclaimed,
         find: impl FnOnce(&str, &Config) -> Result<(Servers, Option<Greeting>), Error>,
     ) -> Result<Self, Error> {
-        // This check comes before any mutex: a thread of the parent may have left a mutex locked.
+        // Check this before any mutex is taken: a thread of the parent may have left a mutex
+        // locked.
         let may_connect = may_connect().map_err(|source| {
             let message = "the system does not report forks of the process".to_owned();
             Error::new(ErrorKind::Config, message).caused_by(source)
@@ -183,7 +184,7 @@ impl Core {
             let Some(core) = core.upgrade() else { return Ok(()) };
             if let Some(cluster) = core.servers.cluster() {
                 cluster.meet(endpoint, ask).map_err(not_connected).map_err(unfit)?;
-                // The client asks a replica only for the cluster's masters.
+                // From a replica, the client only needs the addresses of the cluster's masters.
                 if core.is_met() || server.is_replica() {
                     return Ok(());
                 }
@@ -253,7 +254,7 @@ impl Core {
 }
 
 impl Core {
-    /// Sends new credentials over open lanes. The renewers open new connections themselves.
+    /// Sends new credentials over open lanes. Each renewer opens a new connection instead.
     fn log_in_again(&self, credentials: &Credentials) {
         let command = Command::auth(credentials);
         for node in self.servers.all() {
@@ -295,7 +296,7 @@ fn source<T: Provided>(provider: Option<&Provider<T>>) -> Result<Option<Arc<Sour
 
 /// Returns the number of lanes for this round trip. A near server gets four lanes, so that the
 /// server has work while threads write and read. (With more lanes, packets are smaller and cost
-/// more time.) A distant server gets so many lanes that threads rarely wait for the replies of
+/// more time.) A distant server gets enough lanes that a thread rarely waits for the replies of
 /// other threads.
 fn lanes_for(round_trip: Duration) -> usize {
     match round_trip.as_micros() {

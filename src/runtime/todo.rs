@@ -8,9 +8,9 @@ use redlatch_client::Lane;
 use crate::lease::Job;
 
 /// A renewer's jobs. Renewals come first. After each packet of renewals, the renewer does one other
-/// job, so that renewals that wait for replicas do not block the other jobs. Lanes come last, and
-/// one at a time: a lane that does not answer takes long, and a renewal then waits for only one
-/// lane.
+/// job, so that renewals that wait for replicas do not block the other jobs. The service of lanes
+/// comes last, one lane at a time. A lane that does not answer takes long, and a renewal should
+/// wait for at most one such lane.
 #[derive(Default)]
 pub(super) struct Todo {
     renewals: VecDeque<Job>,
@@ -24,8 +24,8 @@ pub(super) struct Todo {
 impl Todo {
     pub(super) fn put(&mut self, job: Job) {
         match job {
-            // The renewals that became due during the last exchange are sent together. With one
-            // round trip for each tick of the wheel, a short lease at a distant server could end.
+            // All renewals that became due during the last exchange are sent together. If each tick
+            // of the wheel needed its own round trip, a short lease at a distant server could end.
             Job::Renew(more) => match self.renewals.back_mut() {
                 Some(Job::Renew(last)) => last.extend(more),
                 _ => self.renewals.push_back(Job::Renew(more)),

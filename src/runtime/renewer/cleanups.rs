@@ -83,7 +83,7 @@ impl Renewer {
     }
 }
 
-/// Adds `command` to `commands` if it is `Some`. Returns whether it was.
+/// Adds `command` to `commands` if it is `Some`. Returns whether it was added.
 fn wants(command: Option<Command>, commands: &mut Vec<Command>) -> bool {
     let is_wanted = command.is_some();
     commands.extend(command);

@@ -55,7 +55,7 @@ impl Renewer {
         }
     }
 
-    /// For some semaphores, repeats the changes that this server lacks.
+    /// Repeats the changes that this server lacks, for some of the semaphores.
     pub(super) fn mend_some(&mut self) {
         let Some(mut mending) = self.mending.pop_front() else { return };
         let names = self.core.changes.next(&mut mending.cursor, NAMES_A_CALL);
@@ -70,8 +70,8 @@ impl Renewer {
             return;
         };
         if !mended.is_forbidden {
-            // This checks only the names that were sent: a slot may have moved to this server after
-            // the exchange.
+            // Check only the names that were sent: a slot may have moved to this server after the
+            // exchange.
             let sent: HashSet<_> = mends.iter().map(|(name, _)| &**name).collect();
             for requests in &names {
                 requests.mended(run, asked, |name| sent.contains(name));

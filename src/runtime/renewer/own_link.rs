@@ -16,8 +16,9 @@ use redlatch_client::{
 use crate::lease::schedule;
 use crate::runtime::{Core, RESENT_WITHIN};
 
-/// How often the time limit is doubled at most while the server does not reply. After this number
-/// of doublings, the limit for the shortest lease is as long as the limit for any other lease.
+/// The maximum number of times that the time limit is doubled while the server does not reply.
+/// After this number of doublings, the limit for the shortest lease is as long as for any other
+/// lease.
 const MOST_DOUBLED: u32 = 20;
 
 pub(super) struct OwnLink {
@@ -53,8 +54,8 @@ impl OwnLink {
         self.link = None;
     }
 
-    /// Tries to open a connection, which ends an outage if there was one. The time limit grows with
-    /// each failure.
+    /// Tries to open a connection. If this succeeds, an outage ends. If it fails, the next time
+    /// limit is longer.
     pub(super) fn look(&mut self) {
         match Link::open(&self.endpoint.with_response_timeout(self.patience())) {
             Ok(link) => drop(self.link.get_or_insert(link)),
@@ -62,11 +63,11 @@ impl OwnLink {
         }
     }
 
-    /// Sends commands in one packet and reads their replies. An open connection may have been dead
-    /// for a while: if it breaks without a reply, sends the commands again over a new connection.
-    /// The second result is whether the commands were sent twice. After a second send, the first
-    /// copies may have run, even if the second copies failed. `within`: the time limit for the
-    /// replies. If a few round trips take longer than `within`, their time is the limit.
+    /// Sends commands in one packet and reads their replies. The open connection may have been dead
+    /// for a while. If it breaks without a reply, sends the commands again over a new connection.
+    /// The second result says whether the commands were sent twice. If they were, the first copies
+    /// may have run, even if the second copies failed. `within`: the time limit for the replies,
+    /// but never less than the time of a few round trips.
     pub(super) fn exchange(
         &mut self,
         commands: &[Command],
@@ -163,9 +164,9 @@ impl OwnLink {
     }
 
     /// Returns how long an exchange waits for its replies. The renewal of the shortest lease may be
-    /// in this exchange, or wait for the next. The time grows after two exchanges without a reply:
-    /// the shortest lease has ended by then, and longer leases must still be renewed on so slow a
-    /// server.
+    /// in this exchange, or wait for the next exchange. After two exchanges without a reply, the
+    /// shortest lease has ended. The time then grows, so that longer leases are still renewed at a
+    /// slow server.
     fn patience(&self) -> Duration {
         let longest = self.endpoint.response_timeout();
         let patience = self.core.shortest_patience().max(self.core.round_trip().saturating_mul(4));

@@ -17,15 +17,15 @@ use crate::scripts::{self, Trouble};
 /// again.
 pub(super) struct Refusing {
     since: u64,
-    /// The holds whose last renewal was refused, each with the end of its lease, after which it is
-    /// not renewed.
+    /// The holds whose last renewal was refused, each with the end of its lease. After this end, a
+    /// hold is not renewed.
     holds: HashMap<Arc<str>, u64>,
 }
 
 impl Renewer {
     /// Renews the due holds, and sends queries for the other holds. Each `Renewal` gets an outcome:
-    /// a hold without an outcome would never be renewed again. After a panic every renewal gets an
-    /// outcome, because some renewals may already have one and it is not known which.
+    /// a hold without an outcome would never be renewed again. After a panic it is not known which
+    /// renewals already have an outcome, so every renewal gets another one.
     pub(super) fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
         if !self.try_to(|renewer| renewer.send_renewals(&mut renewals)) {
             let (now, cause) = (clock::now(), self.panicked().cause().error.to_string().into());
