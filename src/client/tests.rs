@@ -11,7 +11,7 @@ use super::*;
 /// The number of names. A small number is enough, because the test counts the names.
 const NAMES: usize = 100;
 
-/// A client keeps the last changes of its semaphores for ten seconds: See `scripts/changes.rs`.
+/// A client keeps the last changes of its semaphores for ten seconds: see `scripts/changes.rs`.
 #[test]
 fn names_that_were_used_once_are_forgotten() {
     let server = Server::start().unwrap();

@@ -59,7 +59,7 @@ fn writes(owner: &[u8]) -> bool {
 }
 
 impl ModelStep<'_> {
-    /// Runs a script of read-write locks. `None`: it is no such script.
+    /// Runs a script of read-write locks. Returns `None` for any other script.
     pub(super) fn read_or_write(&mut self, sha: &str, arguments: &[Vec<u8>]) -> Option<Value> {
         let key = arguments[0].as_slice();
         let argument = |at: usize| arguments[at].as_slice();
@@ -163,8 +163,8 @@ impl ModelStep<'_> {
         Value::Int(4)
     }
 
-    /// Grants the lock to the first in line, and if that is a reader, to the readers behind it.
-    /// `asker` gets no message, since it reads the reply.
+    /// Grants the lock to the first waiter. If the first waiter is a reader, also grants the lock
+    /// to the readers directly behind it. `asker` gets no message, because it reads the reply.
     pub(super) fn let_in(&mut self, key: &[u8], asker: Option<&[u8]>) {
         while let Some(head) = self.waiting(key).front().cloned() {
             let name = String::from_utf8(head.clone()).unwrap();

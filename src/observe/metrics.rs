@@ -74,9 +74,9 @@ impl MetricsObserver {
         Self { label: None, counted: Mutex::default() }
     }
 
-    /// Adds the attribute `name`, which `label` makes from a lock's name. There should be few
-    /// different labels, because each label is a separate series. Without this call, no metric has
-    /// a name.
+    /// Adds a label `name`, whose value `label` makes from a lock's name. There should be few
+    /// different values, because each value is a separate series. Without this call, no metric has
+    /// a label `name`.
     #[must_use]
     pub fn named_by(self, label: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         Self { label: Some(Box::new(label)), ..self }
@@ -89,8 +89,9 @@ impl MetricsObserver {
         labels
     }
 
-    /// At the first use of this kind and label, creates their counters with the value zero. A query
-    /// such as `increase` finds a first event only in a series that existed before the event.
+    /// Creates the counters with the value zero when this kind and label are first used. The
+    /// reason: a query such as `increase` does not find the first event of a series that begins
+    /// with this event.
     fn count_from_zero<T>(&self, event: &Event<'_, T>) {
         if !is_held(event.kind) {
             return;
