@@ -55,7 +55,7 @@ pub(crate) fn forgotten() -> Error {
     Error::new(ErrorKind::Broken, message.to_owned()).unknown(true)
 }
 
-/// The reason why a party sends the script `arrive`, as an argument of the script.
+/// Why a party sends the script `arrive`, as an argument of the script.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
 pub(crate) enum Comes {
@@ -70,14 +70,14 @@ pub(crate) enum Comes {
 pub(crate) struct BarrierPosition {
     pub(crate) generation: i64,
     /// The number of parties that are still missing. If it is zero, this is the last party, which
-    /// trips the barrier or runs the action. `None`: the thread has not arrived, because the
+    /// trips the barrier or runs the action. `None` if the thread has not arrived, because the
     /// generation is complete and the last party's action runs.
     pub(crate) index: Option<u32>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BarrierState {
-    /// Zero: there is no barrier.
+    /// The barrier's number of parties, or zero if there is no barrier.
     pub(crate) parties: u32,
     pub(crate) waiting: u32,
     /// The state of the requested generation.
@@ -92,8 +92,8 @@ impl BarrierScripts<'_> {
     }
 
     /// Makes `party` arrive with its lease. `least`: the lowest number that the present generation
-    /// can have. `is_copy`: the request was sent before, with an unknown outcome. Returns `None` if
-    /// the barrier is broken.
+    /// can have. `is_copy`: whether the request was sent before, with an unknown outcome. Returns
+    /// `None` if the barrier is broken.
     pub(crate) fn arrive(
         self,
         id: RequestId,

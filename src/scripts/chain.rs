@@ -2,9 +2,9 @@
 //! and imports nothing from the crate, because the models of the scripts (`tests/models/`) compile
 //! it, too.
 
-/// The time since which redlatch's processes have had the lock without a window, and the number of
-/// grants in that time, with the present grant. (A chain must be small, because each hold and each
-/// name has one.)
+/// The time at which redlatch's processes began to pass the lock to each other without a window,
+/// and the number of grants since then, including the present grant. (A chain must be small,
+/// because each hold and each name has one.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Chain {
     pub(crate) clock: ChainClock,
@@ -12,8 +12,8 @@ pub(crate) struct Chain {
     pub(crate) count: u32,
 }
 
-/// The clock of a chain's start. If a process got the lock in a reply, it uses its own clock: to
-/// read the server's clock would cost one command for each uncontended lock.
+/// The clock of a chain's start. A process that got the lock in a reply uses its own clock, because
+/// a read of the server's clock would cost one command for each uncontended lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum ChainClock {
     /// The start is not known.
@@ -26,9 +26,9 @@ pub(crate) enum ChainClock {
 }
 
 const MS: u64 = 1_000_000;
-/// AGE of `lua/hand_off.lua`. A release does not send a chain that is younger than this: the two
-/// arguments would cost the server as much as a command. As a consequence the next chain may begin
-/// up to 10 ms too late.
+/// The same time as `AGE` in `lua/hand_off.lua`. A release does not send a younger chain, because
+/// its two arguments would cost the server as much as a command. As a consequence, the next chain
+/// may begin up to 10 ms too late.
 pub(super) const AGE: u64 = 10 * MS;
 
 /// The start of a chain as a release sends it, in ms.

@@ -1,14 +1,14 @@
 //! The log of a client's latest changes of semaphores, which the client can repeat at another
 //! master.
 //!
-//! A new master has the changes of the old master up to some point. In a sequence the client opens
-//! a request only after it has closed the previous request. So if a server remembers request k of a
-//! sequence, it has all changes of the sequence up to k, and no later change. If a server remembers
-//! no request of a sequence, it has received no change of the sequence for minutes. The client
-//! repeats the changes that the server lacks (`lua/semaphore/mend.lua`), in the order of their
-//! numbers. After that the server remembers the last repeated change, so a copy changes nothing.
-//! Before the changes are repeated, the server applies no later request of the sequence, because
-//! each request names the change before it (`lua/once.lua`).
+//! After a failover, the new master has the changes of the old master up to some point. In a
+//! sequence, the client opens a request only after it has closed the previous request. So if a
+//! server remembers request k of a sequence, it has all changes of the sequence up to k, and no
+//! later change. If a server remembers no request of a sequence, it has received no change of the
+//! sequence for minutes. The client repeats the changes that the server lacks
+//! (`lua/semaphore/mend.lua`), in the order of their numbers. After that the server remembers the
+//! last repeated change, so a copy changes nothing. Before that the server applies no later request
+//! of the sequence, because each request names the change before it (`lua/once.lua`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -36,11 +36,11 @@ pub(crate) struct Change {
     /// The latest server time at which the server may make the change.
     pub(super) latest: u64,
     /// The number of permits given back. A negative number means that permits were taken. Zero
-    /// means that the permits that the request took were given back.
+    /// means that the request took permits, and that these permits were given back.
     pub(super) permits: i64,
     pub(super) semaphore: Arc<str>,
-    /// The mark in the reply to the change. `None`: the change undid an earlier change, and the
-    /// server has the mark of that change.
+    /// The mark in the reply to the change. `None` if the change undid an earlier change: the
+    /// server has the mark of the earlier change.
     pub(super) mark: Option<Mark>,
 }
 
@@ -73,8 +73,8 @@ impl fmt::Display for Mark {
 #[derive(Debug, Default)]
 pub(super) struct Log {
     pub(super) changes: VecDeque<Change>,
-    /// The number and the run of each sequence's last change. A number of zero: the next request
-    /// names no change before it.
+    /// The number and the run of each sequence's last change. If the number is zero, the next
+    /// request names no earlier change.
     last: Vec<(u64, u64)>,
     /// Whether the name is in the list of names with changes.
     pub(super) is_listed: bool,
@@ -86,7 +86,7 @@ impl Log {
     }
 
     /// Whether this run of the server made the sequence's last change, as far as this client knows.
-    /// If this run made the change and does not remember it, the record was evicted or deleted.
+    /// If the run made this change but does not remember it, the record was evicted or deleted.
     pub(super) fn was_made_by(&self, sequence: usize, run: u64) -> bool {
         self.last.get(sequence).is_none_or(|(number, made_by)| *number == 0 || *made_by == run)
     }
@@ -176,9 +176,9 @@ impl Change {
         Self { at, run, sequence, number, latest, permits, semaphore, mark }
     }
 
-    /// Whether every replica certainly has the change: the same run of the server has replied to a
-    /// later change, at the time `answered`, more than [`KEPT`] after this change. (Another run may
-    /// lack the change until the client repeats it.)
+    /// Whether every replica certainly has the change. This is so if the same run of the server has
+    /// replied to a later change, at the time `answered`, more than [`KEPT`] after this change.
+    /// (Another run may lack the change until the client repeats it.)
     pub(super) fn is_old(&self, answered: u64, run: u64) -> bool {
         self.run == run && answered.saturating_sub(self.at) > KEPT
     }

@@ -39,7 +39,7 @@ pub(crate) enum Use {
 }
 
 impl ConditionScripts<'_> {
-    /// Adds a waiter. `false`: the owner has lost the lock.
+    /// Adds a waiter. Returns `false` if the owner has lost the lock.
     pub(crate) fn wait(
         self,
         route: &Route,
@@ -71,7 +71,7 @@ impl ConditionScripts<'_> {
         Ok(u64::try_from(number(reply)?).ok())
     }
 
-    /// Asks for the state of a waiter. If it `leaves`, removes its entry.
+    /// Asks for the state of a waiter. If the waiter `leaves`, also removes its entry.
     pub(crate) fn look(
         self,
         route: &Route,

@@ -30,7 +30,7 @@ pub(crate) struct Recorded {
 }
 
 impl ElectionScripts<'_> {
-    /// Records the leader. `false`: the owner has lost the lock.
+    /// Records the leader. Returns `false` if the owner has lost the lock.
     pub(crate) fn lead(
         self,
         owner: &Owner,

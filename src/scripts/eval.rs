@@ -16,10 +16,10 @@ pub(crate) static COMMAND: LazyLock<Script> =
 /// A Lua script for [`LockGuard::eval`](crate::LockGuard::eval), which runs it at the server only
 /// if the guard's owner has the lock.
 ///
-/// Make it once, for example in a [`LazyLock`](std::sync::LazyLock): the first call computes the
-/// script's hash, and each server gets the text once. In the script, `KEYS` and `ARGV` are the keys
-/// and arguments of the call, and `return` and errors are as in any script of Redis. A script that
-/// begins with `#!` (a shebang with flags) cannot be used.
+/// Make a script once, for example in a [`LazyLock`](std::sync::LazyLock): the first call computes
+/// the script's hash, and each server gets the text once. In the script, `KEYS` and `ARGV` are the
+/// keys and arguments of the call. `return` and errors work as in any script of Redis. A script
+/// that begins with `#!` (a shebang with flags) cannot be used.
 ///
 /// ```no_run
 /// use redlatch::{Error, LockGuard, Script};
@@ -45,9 +45,9 @@ impl Script {
         Self { text: text.into(), whole: OnceLock::new(), is_idempotent: false }
     }
 
-    /// Returns the same script, which the client may send again if the connection breaks before the
-    /// reply. Use it for a script whose second run changes nothing, even if later scripts of the
-    /// same guard have run between the two runs. No I/O.
+    /// Returns the same script, marked as safe to run twice. If the connection breaks before the
+    /// reply, the client may then send the script again. A second run must change nothing, even if
+    /// later scripts of the same guard have run between the two runs. No I/O.
     #[must_use]
     pub fn idempotent(self) -> Self {
         Self { is_idempotent: true, ..self }
@@ -60,11 +60,11 @@ impl Script {
     }
 
     /// The text that is sent to the server, and its hash. The user's text becomes the body of a
-    /// function without upvalues. The lines of the user's text keep their numbers, so an error
+    /// function without upvalues. Each line of the user's text keeps its line number, so an error
     /// names the right line.
     pub(crate) fn whole(&self) -> &(String, String) {
         self.whole.get_or_init(|| {
-            // In a function that does not use `...`, Lua would make a table of the arguments at
+            // Without a use of `...` in this function, Lua would make a table of the arguments at
             // each call.
             let head = "local script = function(...) do local _ = ... end";
             let code = format!("{head} {}\nend\n{}", self.text, *IF_HELD);
@@ -88,15 +88,15 @@ impl Script {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Value {
-    /// `nil` or `false`, or a key or field that is not there.
+    /// `nil` or `false`, or a key or field that does not exist.
     Nil,
-    /// A number without its fraction, or `true` as 1.
+    /// An integer: a Lua number without its fraction, or 1 for `true`.
     Int(i64),
-    /// A text, also that of a status reply such as `OK`.
+    /// A string, or the text of a status reply such as `OK`.
     Bytes(Vec<u8>),
     /// A table, up to its first `nil`.
     List(Vec<Self>),
-    /// In a list, an error that the script has caught (`redis.pcall`).
+    /// An error that the script has caught with `redis.pcall` and returned in a list.
     Error(String),
 }
 
@@ -167,7 +167,7 @@ pub(crate) enum Ran {
 }
 
 impl ScriptCall<'_> {
-    /// Sends the script for this owner of a lock. Also returns whether a copy of the script may
+    /// Sends the script for this owner of a lock. The `bool` says whether a copy of the script may
     /// still run, even if the result is an error.
     pub(crate) fn send(
         &self,

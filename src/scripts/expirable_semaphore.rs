@@ -19,7 +19,7 @@ use crate::scripts::{ExpirableKeys, PermitId, SemaphoreKeys};
 static TRY_ACQUIRE: LazyLock<Script> =
     script!(takes; LIST; PERMITS, "expirable_semaphore/try_acquire.lua");
 static RELEASE: LazyLock<Script> = script!(LIST; PERMITS, "expirable_semaphore/release.lua");
-/// For `scripts::renewal::renew_command`.
+/// `scripts::renewal::renew_command` uses this script.
 pub(super) static RENEW: LazyLock<Script> = script!(LIST; PERMITS, "expirable_semaphore/renew.lua");
 static REMAINING_LEASE: LazyLock<Script> =
     script!(NUMBER; PERMITS, "expirable_semaphore/remaining_lease.lua");
@@ -46,7 +46,7 @@ pub(crate) struct ExpirableScripts<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TakenPermit {
-    /// This many permits were taken, and have the first ids of the request.
+    /// This number of permits was taken. The permits have the first ids of the request.
     Taken(usize),
     /// There were too few permits for the first thread. The first lease ends after this time.
     Refused(Option<Duration>),
@@ -59,7 +59,7 @@ pub(crate) struct ReturnedPermits {
     /// The number of permits that were given back before their leases ended.
     pub(crate) live: usize,
     /// The number of subscribers that got the message, or [`REFUSED`](super::semaphore::REFUSED).
-    /// `None`: no permit is free, so no message was sent.
+    /// `None` if no permit is free, so that no message was sent.
     pub(crate) heard: Option<i64>,
 }
 
@@ -70,9 +70,9 @@ pub(crate) struct PermitCounts {
 }
 
 impl ExpirableScripts<'_> {
-    /// Takes permits for these needs, in order, as long as the next need fits into the share of one
-    /// of `clients` clients. `ids` has an id for each needed permit. The taken permits get the
-    /// first ids.
+    /// Takes permits for these needs, in order. The first need is met if enough permits are free.
+    /// All needs together get at most the share of one of `clients` clients. `ids` has an id for
+    /// each needed permit. The taken permits get the first ids.
     pub(crate) fn try_acquire(
         self,
         lease: Duration,
@@ -99,8 +99,8 @@ impl ExpirableScripts<'_> {
         granted(outcome, in_doubt, RIGHTS, acquired)
     }
 
-    /// Returns the command that gives permits back. `all`: all of them or none; otherwise the
-    /// permits that are still taken.
+    /// Returns the command that gives permits back. With `all`, the command gives back all of them
+    /// or none. Otherwise it gives back the permits that are still taken.
     pub(crate) fn release_command(self, ids: &[PermitId], all: bool) -> Command {
         release_command(self.keys(), self.channel, ids, all)
     }
@@ -120,7 +120,7 @@ impl ExpirableScripts<'_> {
         Ok(Replied::counts(reply, in_doubt))
     }
 
-    /// Returns the remaining lease of a permit: `None` if there is no such permit, and
+    /// Returns the remaining lease of a permit, `None` if there is no such permit, or
     /// `Duration::MAX` if the permit has no lease.
     pub(crate) fn remaining_lease(self, id: &PermitId) -> Result<Option<Duration>, Trouble> {
         let keys = [self.timeouts.as_bytes()];
@@ -145,7 +145,7 @@ impl ExpirableScripts<'_> {
         })
     }
 
-    /// Gives a permit a new lease. `false`: there is no such permit.
+    /// Gives a permit a new lease. Returns `false` if there is no such permit.
     pub(crate) fn update_lease_time(
         self,
         request_id: RequestId,
@@ -221,7 +221,7 @@ impl ExpirableScripts<'_> {
 
 const RIGHTS: Rights = Rights::ExpirableSemaphores;
 
-/// Returns the command that gives back those of these permits that exist.
+/// Returns the command that gives back these permits. Permits that do not exist are ignored.
 pub(crate) fn release_again_command(name: &str, ids: &[PermitId]) -> Command {
     let (timeouts, channel) = (ExpirableKeys::timeouts(name), SemaphoreKeys::channel(name));
     release_command([name.as_bytes(), timeouts.as_bytes()], &channel, ids, false)

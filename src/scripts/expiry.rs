@@ -26,8 +26,8 @@ pub(crate) struct Expiry<'a> {
 }
 
 impl Expiry<'_> {
-    /// Sets the time to live, or removes it if `after` is [`Duration::MAX`]. `false`: there is no
-    /// key.
+    /// Sets the time to live, or removes it if `after` is [`Duration::MAX`]. Returns `false` if
+    /// there is no key.
     pub(crate) fn set(
         self,
         request_id: RequestId,
@@ -43,7 +43,7 @@ impl Expiry<'_> {
         flag(once.call(route)?)
     }
 
-    /// Returns the time to live: `None` if there is no key, and [`Duration::MAX`] if the key never
+    /// Returns the time to live, `None` if there is no key, or [`Duration::MAX`] if the key never
     /// expires.
     pub(crate) fn get(self) -> Result<Option<Duration>, Trouble> {
         let command = Command::plain(&[b"PTTL", self.key.as_bytes()]);

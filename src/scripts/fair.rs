@@ -23,8 +23,8 @@ static KEEP_ALIVE: LazyLock<Script> = script!(LIST; FAIR, "fair/keep_alive.lua")
 pub(crate) struct FairScripts<'a> {
     pub(crate) key: &'a str,
     pub(crate) keys: &'a FairKeys,
-    /// The time for which a waiter of redlatch counts as alive without a keep-alive, and the time
-    /// for which a waiter of Redisson keeps its entry.
+    /// Two times: how long a waiter of redlatch counts as alive without a keep-alive, and how long
+    /// a waiter of Redisson keeps its entry.
     pub(crate) waits: [Duration; 2],
     /// The number of the client's database.
     pub(crate) database: i64,
@@ -35,7 +35,8 @@ pub(crate) struct FairScripts<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FairAcquired {
     Granted {
-        /// The owner had the lock before: the message of its grant is on its way, or was lost.
+        /// Whether the owner already had the lock: the message of its grant is on its way, or was
+        /// lost.
         already: bool,
         followers: Followers,
         /// The server's time of the reply in ms, if the request named other owners.
@@ -63,7 +64,7 @@ pub(crate) enum FairAcquired {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Others<'a> {
     /// The owner has not been queued. The owner's first request also names these owners, which get
-    /// the entries behind it.
+    /// the entries behind the owner's entry.
     Company {
         owners: &'a [Owner],
         /// Whether the client does not listen yet and has no other waiter in the queue. If so, each
@@ -77,10 +78,11 @@ pub(crate) enum Others<'a> {
     Requeued(&'a [Owner]),
 }
 
-/// The numbers of the owners of the same client directly behind a new holder, in their order.
+/// The numbers of the owners directly behind a new holder in the queue that belong to the holder's
+/// client, in the order of the queue.
 pub(crate) type Followers = VecDeque<u64>;
 
-/// Parses these numbers from a script's text.
+/// Parses the numbers of followers in a script's text.
 pub(crate) fn followers(word: &str) -> Option<Followers> {
     let numbers = word.split(',').filter(|number| *number != "-");
     numbers.map(|number| number.parse().ok()).collect()
@@ -167,9 +169,9 @@ impl FairScripts<'_> {
         self.command(&FORCE_UNLOCK, &[])
     }
 
-    /// Returns the command that sends a keep-alive of these owners. `steady`: the server has
-    /// answered this client for a while, so other owners that sent nothing in that time count as
-    /// silent.
+    /// Returns the command that sends a keep-alive of these owners. `steady`: whether the server
+    /// has answered this client for a while. If so, other owners that sent nothing in that time
+    /// count as silent.
     pub(crate) fn keep_alive_command(self, owners: &[Owner], steady: bool) -> Command {
         let steady: &[u8] = if steady { b"1" } else { b"0" };
         let owners: Vec<_> = owners.iter().map(Owner::text).collect();
@@ -224,8 +226,8 @@ fn acquired(reply: Value) -> Result<FairAcquired, Trouble> {
 }
 
 /// Returns the time after which a lease with `left` ms remaining has certainly ended, or `None` if
-/// `left` is no time. A script's time is rounded down to whole milliseconds, and a lease lasts
-/// until the end of its last millisecond. So the lock may still be held after exactly `left` ms.
+/// `left` is negative. A script rounds a time down to whole milliseconds, and a lease lasts until
+/// the end of its last millisecond. So the lock may still be held after exactly `left` ms.
 fn ends_after(left: i64) -> Option<Duration> {
     u64::try_from(left).ok().map(|left| over(Duration::from_millis(left)))
 }

@@ -54,8 +54,8 @@ pub(crate) fn name_of(key: &str, make: KeyOf) -> Option<String> {
 }
 
 /// Returns the patterns for the keys of all names that match this pattern. A name with a brace may
-/// match a pattern without a brace, but its key has no added braces. The second pattern is for such
-/// keys.
+/// match a pattern without a brace, but its key has no added braces. The second pattern matches
+/// such a key.
 pub(crate) fn patterns(pattern: &str, make: KeyOf) -> Vec<String> {
     let (before, after) = around(make);
     let mut patterns = vec![make(pattern), format!("{before}{pattern}{after}")];
@@ -104,8 +104,9 @@ impl<'a> LockKeys<'a> {
         pieces(prefix, self.name)
     }
 
-    /// A second channel, to which redlatch's listeners to the [`public`](Self::public) channel also
-    /// listen. Redisson's clients listen only to the public channel, so scripts can count them.
+    /// A second channel, to which every redlatch listener to the [`public`](Self::public) channel
+    /// also listens. Redisson's clients listen only to the public channel, so scripts can count
+    /// them.
     pub(crate) fn companion(self) -> String {
         format!("{}:redlatch", self.public())
     }
@@ -146,9 +147,9 @@ impl LockKeys<'_> {
         prefixed(CHANNEL, &format!("redlatch:{client}"))
     }
 
-    /// Returns a channel of a cluster. All clients with the same `sharded` listen to this channel,
-    /// and no client publishes on it. A client with the other `sharded` asks for its number of
-    /// listeners.
+    /// Returns a channel of a cluster, on which no client publishes. All clients with the same
+    /// `sharded` listen to this channel. A client with the other value of `sharded` asks the server
+    /// for the number of its listeners.
     pub(crate) fn common_channel(sharded: bool) -> String {
         Self::control_channel(if sharded { "spublish" } else { "publish" })
     }
@@ -171,8 +172,8 @@ pub(crate) struct FairKeys {
     /// uses this key. The key has the prefix of `timeouts`, so that access rights made for Redisson
     /// allow it.
     pub(crate) only_ours: String,
-    /// The prefix of waiters' channels, to which the owner's id is added. All of Redisson's waiters
-    /// listen to such channels, and those of redlatch's waiters that a Redisson client may wake.
+    /// The prefix of waiters' channels, to which the owner's id is added. All Redisson waiters
+    /// listen to such channels. So do the redlatch waiters that a Redisson client may wake.
     pub(crate) channel_prefix: String,
 }
 
@@ -206,7 +207,8 @@ impl ConditionKeys {
         Self { waiting: key(Self::WAITING), notified: key(Self::NOTIFIED) }
     }
 
-    /// Returns both keys of a condition. `waiting` is the first key, as a message names it.
+    /// Returns both keys of a condition. `waiting`: the key of its waiters, which a message
+    /// contains.
     pub(crate) fn of(waiting: &str) -> Option<Self> {
         let names = waiting.strip_prefix(Self::WAITING)?;
         let notified = format!("{}{names}", Self::NOTIFIED);
@@ -241,7 +243,7 @@ impl ExpirableKeys {
         suffixed(name, "timeout")
     }
 
-    /// The other name with the same key.
+    /// Returns the other name with the same `timeouts` key, if there is one.
     pub(crate) fn twin(name: &str) -> Option<String> {
         if !name.contains('{') {
             return Some(format!("{{{name}}}"));
@@ -287,8 +289,8 @@ impl BarrierKeys {
     }
 }
 
-/// The key and the channel of one election, except the keys and channels of its lock. Only redlatch
-/// uses them.
+/// The key and the channel of one election, which only redlatch uses. The keys and channels of the
+/// election's lock are not included.
 #[derive(Debug)]
 pub(crate) struct ElectionKeys;
 
@@ -307,7 +309,7 @@ pub(crate) fn requests(name: &str, client: &str) -> String {
 }
 
 /// The key that exists for a second after a client has asked why a name's waiters wait. Only
-/// redlatch uses it.
+/// redlatch uses this key.
 pub(crate) fn slow_wait(name: &str) -> Pieces<'_> {
     ours("redlatch_slow_wait", name)
 }

@@ -34,7 +34,7 @@ pub(crate) enum LatchState {
 }
 
 impl LatchScripts<'_> {
-    /// Lowers the count by one. `false`: the latch was already open.
+    /// Lowers the count by one. Returns `false` if the latch was already open.
     pub(crate) fn count_down(self, request_id: RequestId) -> Result<bool, Trouble> {
         let arguments = [self.channel.as_bytes()];
         flag(self.once(&COUNT_DOWN, request_id, &arguments).call(self.route)?)

@@ -42,7 +42,7 @@ static RELEASE: LazyLock<Script> = script!(NUMBER;
 static GIVE_UP: LazyLock<Script> = script!(NUMBER; LOCK, "lock/give_up.lua");
 static KEEP: LazyLock<Script> = script!(NUMBER; LOCK, "lock/cut.lua", "lock/keep.lua");
 static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; LOCK_OWNER, "lock/force_unlock.lua");
-/// For `scripts::renewal::renew_command`.
+/// `scripts::renewal::renew_command` uses this script.
 pub(super) static RENEW: LazyLock<Script> = script!(LIST; "lock/cut.lua", "lock/renew.lua");
 static STATE: LazyLock<Script> = script!(NUMBER; LOCK_OWNER, "lock/state.lua");
 static OWNERS: LazyLock<Script> = script!(LIST; "lock/owners.lua");
@@ -57,7 +57,7 @@ static SCRIPTS: ScriptSet = ScriptSet {
 };
 
 /// Returns the scripts' argument for a chain, in ms: the server's time at which the chain began, or
-/// minus the chain's age. `None`: no argument.
+/// minus the chain's age. Returns `None` if no chain is sent.
 pub(super) fn since(chain: Chain, digits: &mut [u8; 20]) -> Option<&[u8]> {
     match chain.since(clock::now)? {
         Since::Server(at) => Some(decimal(at, digits)),
@@ -78,7 +78,7 @@ pub(crate) struct Again {
     /// The time at which the owner began to wait.
     pub(crate) came: u64,
     /// The time at which the request is sent. `Some` only if the server has answered this process
-    /// promptly for a while, so the process may judge other owners silent.
+    /// promptly for a while: only then may the process judge other owners silent.
     pub(crate) sent: Option<u64>,
 }
 
@@ -94,7 +94,8 @@ enum Behind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
     Granted {
-        /// The owner already had the lock: the message of its grant is on its way, or was lost.
+        /// Whether the owner already had the lock: the message of its grant is on its way, or was
+        /// lost.
         already: bool,
         /// The number of processes that wait behind the owner.
         places: u32,
@@ -155,8 +156,8 @@ pub(crate) struct LockScripts<'a> {
 }
 
 impl LockScripts<'_> {
-    /// Takes the lock or adds an entry to the queue. `again`: this is not the owner's first
-    /// request. `probably_held`: another process probably has the lock.
+    /// Takes the lock or adds an entry to the queue. `again`: `Some` if this is not the owner's
+    /// first request. `probably_held`: whether another process probably has the lock.
     pub(crate) fn acquire(
         self,
         owner: &Owner,
@@ -257,7 +258,7 @@ impl LockScripts<'_> {
         self.command(&KEEP, &arguments, Behind::Nothing)
     }
 
-    /// Ends the hold of any holder. `false`: there was nothing to unlock.
+    /// Ends the hold of any holder. Returns `false` if there was nothing to unlock.
     pub(crate) fn force_unlock(self) -> Result<bool, Trouble> {
         let mut arguments = vec![self.keys.public()];
         arguments.extend(match self.keys.mode {
@@ -382,7 +383,7 @@ pub(crate) enum Released {
 
 /// Sends a release of a lock of any kind and waits for the reply. If the connection breaks, sends
 /// the release once more. If the second reply is "not held", the first copy has probably released
-/// the lock, unless the server was restarted and has lost the hold.
+/// the lock. (It has not if the server was restarted and has lost the hold.)
 pub(crate) fn release(
     route: &Route,
     command: &Command,
@@ -438,13 +439,13 @@ pub(crate) fn owners(outcome: Outcome) -> Result<Vec<Vec<String>>, Trouble> {
 }
 
 /// Sends a forced unlock of a lock of any kind. Never sends it twice: a second copy would release
-/// the next holder's lock. `false`: there was nothing to unlock.
+/// the next holder's lock. Returns `false` if there was nothing to unlock.
 pub(crate) fn force_unlock(route: &Route, key: &str, command: &Command) -> Result<bool, Trouble> {
     flag(accepted(send_force_unlock(route, key, command)?, Rights::Locks)?)
 }
 
 fn send_force_unlock(route: &Route, key: &str, command: &Command) -> Result<Outcome, Trouble> {
-    // This query tests whether the connection works.
+    // Test the connection with a query first, because the forced unlock is sent only once.
     is_locked(route, key)?;
     Ok(route.call_once(command))
 }
@@ -464,7 +465,7 @@ struct HeldState {
 }
 
 impl HeldState {
-    /// `None`: the lock is free.
+    /// Returns `None` if the lock is free.
     fn read(reply: Value) -> Result<Option<Self>, Trouble> {
         match reply {
             Value::Nil => Ok(None),
@@ -531,8 +532,8 @@ mod tests {
     use super::super::chain::AGE;
     use super::*;
 
-    /// If a chain has this age, a release makes the server look for Redisson's waiters. A younger
-    /// chain is not sent.
+    /// A release sends a chain of this age, and the server then looks for Redisson's waiters. A
+    /// younger chain is not sent.
     #[test]
     fn a_release_names_its_chain_once_the_chain_is_old_enough_to_count() {
         let said = |chain| since(chain, &mut [0; 20]).map(<[u8]>::to_vec);

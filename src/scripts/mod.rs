@@ -179,8 +179,8 @@ fn answered(outcome: Outcome, in_doubt: bool, rights: Rights) -> Result<Value, T
 
 const BROKE: &str = "the connection broke after the request was sent; then: ";
 
-/// A reply, and whether its request was sent twice, in which case the first copy may still run. If
-/// the request was not granted, the client must undo the first copy.
+/// A reply, and whether its request was sent twice. If it was, the first copy may still run. If the
+/// request was not granted, the client must undo the first copy.
 #[derive(Clone, Debug)]
 pub(crate) struct Replied<T> {
     pub(crate) reply: T,

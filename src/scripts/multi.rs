@@ -31,7 +31,8 @@ pub(crate) enum AllAcquired {
     Granted(Vec<Acquired>),
     /// No lock is taken, and an owner of another client has one of them.
     Taken,
-    /// No lock is taken. A request for each lock alone may take it, or return the reason why not.
+    /// No lock is taken. A request for one lock alone may take it, or return the reason why it is
+    /// refused.
     Refused,
 }
 
@@ -64,9 +65,9 @@ pub(crate) fn acquire(
     })
 }
 
-/// Releases these locks, each as [`LockScripts::release_command`] does. `None` for a lock: its
-/// release failed, and a release of this lock alone will return the reason. The `bool`: the request
-/// was sent twice.
+/// Releases these locks, each as [`LockScripts::release_command`] does. A lock's result is `None`
+/// if its release failed: a release of this lock alone will return the reason. The `bool` says
+/// whether the request was sent twice.
 pub(crate) fn release(
     route: &Route,
     locks: &[(LockScripts<'_>, Owner, Chain)],

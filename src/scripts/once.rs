@@ -7,7 +7,7 @@ use super::requests::{RequestId, Requests, VALID_FOR};
 use super::{Replied, Rights, Trouble, answered, call, granted, millis, needing, unexpected};
 use crate::error::{Error, ErrorKind};
 
-/// The number of times that one call repeats earlier changes at a server that lacks them.
+/// The maximum number of times that one call repeats earlier changes at a server that lacks them.
 const MOST_BEHIND: u32 = 3;
 
 /// A request that the server applies only once, even if it is sent several times.
@@ -26,7 +26,7 @@ pub(crate) struct Once<'a> {
 }
 
 impl Once<'_> {
-    /// Returns the request's command. `copy`: the request was sent before.
+    /// Returns the request's command. `copy`: whether the request was sent before.
     pub(crate) fn command(&self, copy: bool) -> Command {
         let (RequestId { number, sequence }, requests) = (self.request_id, self.requests);
         let [latest, before] = requests.validity_of(self.request_id);
@@ -65,7 +65,8 @@ impl Once<'_> {
     }
 
     /// Like [`call`](Self::call), for a request that gives permits back. The server does not check
-    /// all rights first: a missing right for the message must not prevent the release.
+    /// all rights first: even a user who may not publish the message must be able to give permits
+    /// back.
     pub(crate) fn give(&self, route: &Route) -> Result<Replied<Value>, Trouble> {
         self.send(route, false, |command| command)
     }
@@ -114,8 +115,8 @@ impl Once<'_> {
             } else if again {
                 return Err(Trouble::Unsent(late()));
             }
-            // The request was sent once and arrived too late: this thread stood still, or a clock
-            // jumped. The request gets a later time.
+            // The request was sent once and arrived too late, because this thread was suspended or
+            // a clock jumped. Send the request again with a later time.
             self.requests.prolong(self.request_id);
             again = true;
         }

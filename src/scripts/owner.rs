@@ -63,8 +63,7 @@ impl ClientId {
         &self.uuid
     }
 
-    /// Returns a number that this client has never used for a request or a permit, and never uses
-    /// again.
+    /// Returns a number that this client uses only once, for a request or a permit.
     pub(crate) fn next_number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
@@ -91,16 +90,16 @@ impl ClientId {
         Owner::Lock { client: Uuid::from_u128(self.seed), number, mode }
     }
 
-    /// Returns the owner with which this client adopts a ticket: each time the same owner, with the
-    /// ticket's number.
+    /// Returns the owner with which this client adopts a ticket. The owner has the ticket's number,
+    /// so each call with the same ticket returns the same owner.
     pub(crate) fn adopter(&self, ticket: &Owner) -> Owner {
         let (client, number) = (Uuid::from_u128(self.seed), ticket.number());
         Owner::Lock { client, number, mode: Mode::Lock }
     }
 
-    /// Returns the present time, followed by a counter. If the clock was set back, or the
-    /// millisecond has no number left, returns the last number plus one. So each owner's number is
-    /// higher than the number before.
+    /// Returns the present time, followed by a counter. If the clock was set back, or if all
+    /// numbers of the millisecond are used, returns the last number plus one. So each owner's
+    /// number is higher than the number before.
     fn next_owner_number(&self) -> u64 {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now = first_number_at(now);

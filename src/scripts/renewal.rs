@@ -15,8 +15,8 @@ use crate::scripts::{LockKeys, Mode, Owner};
 
 #[derive(Debug)]
 pub(crate) enum Renewed {
-    /// The second value: whether others wait for the lock, or `false` if the renewal did not ask
-    /// for this.
+    /// The second value says whether others wait for the lock. It is `false` if the renewal did not
+    /// ask for this.
     Done(StillHeld, bool),
     /// The hold was not renewed because of this error. A retry may succeed.
     Failed(Error),
@@ -37,10 +37,10 @@ pub(crate) enum StillHeld {
 pub(crate) enum Longer {
     /// The lease does not change.
     Kept,
-    /// The lease does not change, and the reply says whether it is longer than this. No thread has
-    /// asked for a longer lease, so a longer lease shows that the server's clock was set back.
+    /// The lease does not change, and the reply says whether it is longer than this time. No thread
+    /// has asked for a longer lease, so a longer lease shows that the server's clock was set back.
     Reported(Duration),
-    /// The lease is shortened to this.
+    /// The lease is shortened to this time.
     Cut(Duration),
 }
 
@@ -66,8 +66,8 @@ impl RenewalKind {
     }
 }
 
-/// Returns the command that renews these holds. For each hold: its key, its owner, and whether to
-/// ask if others wait for the lock.
+/// Returns the command that renews these holds. Each hold has its key, its owner, and a flag that
+/// makes the renewal ask whether others wait for the lock.
 pub(crate) fn renew_command<'a>(
     renewals: RenewalKind,
     holds: impl Iterator<Item = (&'a str, &'a Owner, bool)> + Clone,
@@ -153,7 +153,7 @@ fn is_renewed(
     }
 }
 
-/// Raises one hold's lease now. `false`: the owner has lost the hold.
+/// Raises one hold's lease now. Returns `false` if the owner has lost the hold.
 pub(crate) fn extend(
     renewals: RenewalKind,
     route: &Route,

@@ -20,14 +20,14 @@ pub(super) static MEND: LazyLock<Script> = script!(MARKED, "semaphore/mend.lua")
 
 /// The time for which the server remembers the last request of a sequence.
 pub(super) const MEMORY: Duration = Duration::from_secs(300);
-/// The time after its opening within which a request may be applied. The server remembers a request
-/// for longer than this, and the difference is more than two clocks can drift apart. So a server
-/// that has forgotten the first copy refuses later copies.
+/// A request may be applied within this time after it was opened. The server remembers a request
+/// for longer, and the difference is more than two clocks can drift apart. So a server that has
+/// forgotten the first copy refuses later copies.
 pub(crate) const VALID_FOR: Duration = Duration::from_secs(240);
 /// The age at which a change is always dropped. No client waits this long for the end of an
 /// outage.
 const IDLE: u64 = 120_000_000_000;
-/// The usual time of use of a name that is used only once.
+/// How long a name that is used only once is usually in use.
 const USED: u64 = 500_000_000;
 /// The largest number of changes that are kept for a client. (The number is lower in tests, because
 /// a test must reach it before a change is too old, even on a busy machine.)
@@ -85,8 +85,8 @@ struct OpenRequest {
     number: u64,
     /// The latest server time at which the request may be applied. This time is equal in each copy:
     /// if a copy had a later time, the server could apply the copy after it has forgotten the first
-    /// copy. (If the process checked the time before it sends a copy, the system could still stop
-    /// it before the write.)
+    /// copy. (It is not enough that the process checks the time before it sends a copy: the system
+    /// could suspend the process between the check and the write.)
     latest: u64,
     /// The run of the server to which the client was last connected before the request.
     run: u64,
@@ -169,11 +169,11 @@ impl Requests {
     }
 
     /// Like [`close`](Self::close), for a request that has changed the number of free permits.
-    /// `mark`: the mark in its reply. `permits`: zero if the request was undone. `true`: the caller
-    /// must [repeat](Self::mends_of) this change, because a new master may have received only the
-    /// changes before it.
+    /// `mark`: the mark in its reply. `permits`: zero if the request was undone. Returns `true` if
+    /// the caller must [repeat](Self::mends_of) this change, because a new master may have received
+    /// only the changes before it.
     ///
-    /// A thread may read the old master's reply, stand still, and call this function after the
+    /// A thread may read the old master's reply, be suspended, and call this function after the
     /// renewer has sent all changes to the new master. So this function first adds the change and
     /// then reads the incarnation. The renewer first raises the incarnation and then looks for
     /// changes. So either the renewer finds the change, or this thread finds another incarnation.
@@ -217,7 +217,7 @@ impl Requests {
     }
 
     /// Called when the name's last handle is dropped. Frees the sequences if no request is open.
-    /// (`self` exists as long as there are changes.)
+    /// (While there are changes, `self` exists without a handle.)
     pub(crate) fn rest(&self) {
         let mut sequences = self.sequences.lock();
         if sequences.free.len() == sequences.open.len() {
@@ -230,8 +230,8 @@ impl Requests {
     }
 
     /// Returns the commands that repeat the changes of a sequence, or of all sequences, at a server
-    /// that lacks them. Each command has the name of its semaphore. The commands must be sent in
-    /// this order.
+    /// that lacks them. The name beside each command is its semaphore's name. The commands must be
+    /// sent in this order.
     pub(crate) fn mends(&self, sequence: Option<usize>) -> Vec<(Arc<str>, Command)> {
         let parts = self.sequences.lock().log.parts(sequence);
         parts.iter().filter_map(|part| self.mend(part)).collect()
@@ -250,8 +250,8 @@ impl Requests {
 
     fn mend(&self, changes: &[Change]) -> Option<(Arc<str>, Command)> {
         let last = changes.last()?;
-        // The earliest of the changes' times counts: if a change were applied too late, it might be
-        // applied twice. (A change that is refused too early is logged.)
+        // The command has the earliest time of its changes: a change that is applied too late might
+        // be applied twice. (A change that is refused too early is logged.)
         let latest = changes.iter().map(|change| change.latest).min()?;
         let mut arguments: Vec<String> = [last.number, latest].iter().map(u64::to_string).collect();
         arguments.push(self.memory.as_millis().to_string());
@@ -268,10 +268,10 @@ impl Requests {
         Some((Arc::clone(&last.semaphore), Command::script(&MEND, &keys, &arguments)))
     }
 
-    /// Returns whether the change before this request must be repeated. The server has replied that
-    /// it lacks that change. If the same run of the server made the change, only the record was
-    /// deleted, and no change is missing: the next request then names no change before it. (The
-    /// incarnation is raised before anything is sent to another run.)
+    /// Returns whether the change before this request must be repeated, after the server has
+    /// replied that it lacks this change. If the same run of the server made the change, only the
+    /// record was deleted, and no change is missing. The next request then names no change before
+    /// it. (The incarnation is raised before anything is sent to another run.)
     pub(crate) fn must_be_mended(&self, request_id: RequestId, run: u64) -> bool {
         self.with_log(|log| {
             let is_forgotten = log.was_made_by(request_id.sequence, run);
@@ -293,9 +293,9 @@ impl Requests {
         u64::try_from(self.server.now().saturating_add(valid_for)).unwrap_or(0)
     }
 
-    /// Gives a request a later time, unless another thread has already done so and that time is not
-    /// over. The caller knows that the server has applied no copy with the old time, and never
-    /// will.
+    /// Gives a request a later time, unless another thread has already done so and the new time is
+    /// not over. The caller must know that the server has applied no copy with the old time, and
+    /// never will.
     pub(crate) fn prolong(&self, request_id: RequestId) {
         let mut sequences = self.sequences.lock();
         let latest = self.latest();
@@ -309,7 +309,7 @@ impl Requests {
         }
     }
 
-    /// Returns the latest time at which a request may be applied, and the number of the last change
+    /// Returns the latest time at which a request may be applied, and the number of the change
     /// before it in its sequence. The time is zero if the request is closed, so that the server
     /// refuses the request. The number is zero if there was no earlier change.
     pub(super) fn validity_of(&self, request_id: RequestId) -> [u64; 2] {
@@ -358,7 +358,7 @@ impl Sequences {
     }
 }
 
-/// The names of one client that have changes, and the numbered requests of each name.
+/// The names of one client that have changes, and each name's numbered requests.
 #[derive(Debug, Default)]
 pub(crate) struct ChangedNames {
     /// Each [`Requests`] removes itself when it is dropped. (The list of names with changes also
@@ -458,8 +458,8 @@ impl ChangedNames {
         }
     }
 
-    /// Whether to sweep a name. If a name is swept before its last change is old, it waits in the
-    /// queue for the same time again.
+    /// Whether to sweep a name that was added at `since`. If a name is swept before its last change
+    /// is old, it waits in the queue for the same time again.
     fn is_due(&self, since: u64) -> bool {
         clock::now().saturating_sub(since) > KEPT + USED
             || self.count.load(Ordering::Relaxed) > MOST
@@ -521,7 +521,7 @@ mod tests {
             self.changes.requests.all().len()
         }
 
-        /// Makes the changes of these names and the times in the queue older.
+        /// Makes the changes of these names older, and the times in the queue, too.
         fn age(&self, names: std::ops::Range<u64>, by: u64) {
             for name in names {
                 let requests = self.requests(&name.to_string());

@@ -50,7 +50,8 @@ pub enum Rights {
     Elections,
     /// For [`Client::status`](crate::Client::status) and
     /// [`Client::statuses`](crate::Client::statuses), and for the log lines of
-    /// [`slow_wait`](crate::ClientBuilder::slow_wait), besides the rights of the kind.
+    /// [`slow_wait`](crate::ClientBuilder::slow_wait). The user also needs the rights for the kind
+    /// of synchronizer.
     Status,
     /// For [`replica_acks`](crate::ClientBuilder::replica_acks).
     ReplicaAcks,
@@ -58,7 +59,7 @@ pub enum Rights {
     Subscriptions,
     /// The rights that each client of a cluster needs.
     Cluster,
-    /// For a server whose URL has a host's name, or that Sentinels name.
+    /// For a server that the URL names by a host name, or that Sentinels report.
     Role,
 }
 
@@ -361,9 +362,8 @@ impl Rights {
     }
 
     /// Returns the rules of `ACL SETUSER` that give a user these rights for this name, sorted. If
-    /// `name` ends with `*`, the rules are for all names that begin with the text before it. No
-    /// I/O.
-    ///
+    /// `name` ends with `*`, the rules are for all names that begin with the text before the `*`.
+    /// No I/O.
     /// A name with a `{` has other keys, so rules for `shop*` leave out the name `shop{1}`. The
     /// rules for a name with a `{` also allow some keys of longer names.
     #[must_use]
@@ -519,9 +519,9 @@ impl KindRights {
             Rights::Barriers => {
                 "string.match(KEYS[1], '^redlatch_barrier:{(.*)}$') or string.match(KEYS[1], ':(.*)')"
             }
-            // For conditions, the name in the query includes the condition's name, because a user
-            // may have rights only for the keys of one condition. (The search for the lock's name
-            // begins after the prefix, which ends before the 20th byte or with `tagged:`.)
+            // A user may have rights only for the keys of one condition. So the name in the query
+            // for conditions includes the condition's name. (The search for the lock's name begins
+            // after the prefix, which ends before the 20th byte or with `tagged:`.)
             Rights::Conditions => {
                 "KEYS[3], string.sub(KEYS[1], select(2, string.find(KEYS[1], KEYS[3], 20, true)) + 1)"
             }
@@ -628,7 +628,7 @@ mod tests {
         }
     }
 
-    /// The error's text must name the same commands.
+    /// The table in the document, the query and the error's text must name the same commands.
     #[test]
     fn the_documents_name_the_rights_for_which_a_request_asks() {
         let rows = documented();

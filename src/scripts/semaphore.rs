@@ -37,9 +37,10 @@ pub(crate) struct SemaphoreScripts<'a> {
 }
 
 impl SemaphoreScripts<'_> {
-    /// Takes permits for these needs, in order, as long as the next need fits into the share of one
-    /// of `clients` clients. Returns the number of taken permits, which is zero if there were too
-    /// few for the first need. `None`: there is no such semaphore.
+    /// Takes permits for these needs, in order. The first need is met if enough permits are free.
+    /// All needs together get at most the share of one of `clients` clients. Returns the number of
+    /// taken permits, which is zero if too few were free for the first need, or `None` if there is
+    /// no such semaphore.
     pub(crate) fn try_acquire(
         self,
         request_id: RequestId,
@@ -58,8 +59,8 @@ impl SemaphoreScripts<'_> {
         })
     }
 
-    /// Undoes a request for permits, and waits for the reply. `false`: the server has forgotten the
-    /// request, and nothing was changed.
+    /// Undoes a request for permits, and waits for the reply. Returns `false` if the server has
+    /// forgotten the request, so that nothing was changed.
     pub(crate) fn take_back(self, request_id: RequestId) -> Result<Replied<bool>, Trouble> {
         let abandon = self.abandon(request_id);
         let (reply, in_doubt) =
@@ -76,9 +77,9 @@ impl SemaphoreScripts<'_> {
         self.once(&ABANDON, request_id, &[self.channel.as_bytes()]).command(true)
     }
 
-    /// Gives permits back. Returns the number of subscribers that got the message, if it is known
-    /// (see [`REFUSED`]). `None`: there is no such semaphore. Waits for as many replicas as a
-    /// request for permits does.
+    /// Gives permits back, and waits for as many replicas as a request for permits does. Returns
+    /// the number of subscribers that got the message, if it is known (see [`REFUSED`]), or `None`
+    /// if there is no such semaphore.
     pub(crate) fn release(
         self,
         request_id: RequestId,
@@ -93,7 +94,7 @@ impl SemaphoreScripts<'_> {
         Ok(Replied { reply, in_doubt, unacknowledged })
     }
 
-    /// Returns the command of a release. `copy`: the request was sent before.
+    /// Returns the command of a release. `copy`: whether the request was sent before.
     pub(crate) fn release_command(
         self,
         request_id: RequestId,
@@ -244,12 +245,13 @@ pub(super) fn marked<T>(
     Ok((read(result)?, mark))
 }
 
-/// Replaces the number of subscribers if the server refused the message. Other processes may wait.
+/// Stands for the number of subscribers if the server refused the message: other processes may
+/// wait.
 pub(crate) const REFUSED: i64 = -1;
 
 /// Converts the reply of a release to the number of subscribers that got the message, or to `None`
-/// if no permit is free, so that no message was sent. [`REFUSED`] is returned as it is. Any other
-/// negative number means that the number is unknown.
+/// if no permit is free, so that no message was sent. [`REFUSED`] remains [`REFUSED`]. Any other
+/// negative number means that the number of subscribers is unknown.
 pub(super) fn heard_by(reply: i64) -> Option<i64> {
     match reply {
         0 => None,

@@ -12,8 +12,8 @@ use super::{
 
 static LOOK: LazyLock<Script> = script!(LIST; "status/look.lua");
 
-/// The number of keys that the server reads in one step of a scan, which takes 0.1 ms of its time
-/// (1 ms for 1,000 keys).
+/// The number of keys that the server reads in one step of a scan. Such a step takes 0.1 ms of the
+/// server's time (with 1,000 keys, it would take 1 ms).
 const AT_ONCE: &str = "100";
 
 /// The data under a name's keys. Times are in ms, and below 0 if unknown or without an end.
@@ -69,7 +69,7 @@ pub(crate) fn look(route: &Route, name: &str) -> Result<KeyData, Trouble> {
 
 /// Whether this client should ask why a name's waiters wait. Only one client a second asks: if each
 /// of a thousand clients asked, the server would read the whole queue and list its connections a
-/// thousand times. If the server refuses to write the key that selects one client, each client
+/// thousand times. If the server refuses to write the key that selects this client, each client
 /// asks.
 pub(crate) fn is_first_to_ask(route: &Route, name: &str) -> bool {
     let key = slow_wait(name).to_string();

@@ -44,8 +44,8 @@ impl Trouble {
         }
     }
 
-    /// Returns the error of a request that reads or sets a value of this name. After the failure of
-    /// such a read or write, nothing has to be undone.
+    /// Returns the error of a request that reads or sets a value of this name. If such a request
+    /// fails, nothing has to be undone.
     pub(crate) fn into_error_of(self, name: &Name) -> Error {
         let state = match self {
             Self::Unknown(_) | Self::Forgotten(_) => "whether it was applied is not known",
@@ -75,8 +75,7 @@ impl From<Failure> for Trouble {
             Failure::Unsent(cause) => return Self::Unsent(unreachable(cause)),
             Failure::Refused(cause) => return Self::Refused(refused(cause, Rights::Connect)),
             Failure::Unacknowledged(_, cause) => return Self::Unknown(unacknowledged(cause)),
-            // The error has a code, so a server of a cluster sent the error, which becomes the
-            // source.
+            // An error with a code comes from a server of a cluster. This error becomes the source.
             Failure::Reset(_) if error.code().is_some() => format!(
                 "the server at {address} stopped the script in its middle: a key of it is on its way to \
                  another server"
@@ -87,7 +86,7 @@ impl From<Failure> for Trouble {
                  only slow)"
             ),
         };
-        // The received bytes were not a reply, or were a reply to no command.
+        // The received bytes were no reply, or a reply to no command.
         let is_odd =
             matches!(failure, Failure::Reset(_)) && error.kind() == redis::ErrorKind::Parse;
         Self::Unknown(

@@ -67,7 +67,7 @@ impl Pool {
         self.scripts().available_permits().unwrap().unwrap() - 1_000
     }
 
-    /// Sends a command. `None`: the command came too late.
+    /// Sends a command. Returns `None` if the command arrived too late.
     fn send(&self, command: &Command) -> Option<i64> {
         let reply = self.route.call_once(command).unwrap();
         if self.requests.is_late(&reply) {
@@ -141,7 +141,7 @@ fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
         }
         let at = rand::random_range(0..under_way.len());
         let (request_id, command) = under_way[at].clone();
-        // Sometimes a copy of the command remains on its way.
+        // Sometimes keep a copy of the command on its way.
         if rand::random_bool(0.7) {
             under_way.swap_remove(at);
         }
@@ -244,7 +244,7 @@ fn permits_are_taken_for_whole_needs_and_of_those_behind_up_to_the_clients_share
     }
 }
 
-/// This happens if the process was stopped, or if its machine was suspended.
+/// A copy comes so late if the process was stopped, or if its machine was suspended.
 #[test]
 fn a_copy_that_comes_after_the_servers_memory_is_gone_changes_nothing() {
     let pool = Pool::new(SHORT, SHORT_MEMORY);
