@@ -14,18 +14,19 @@
 /// }
 /// ```
 ///
-/// This type is not an [`Option`], because with an `Option` two mistakes would compile: after
-/// `lock.try_lock()?;` the program continues without the lock, and `if lock.try_lock()?.is_some()`
+/// This type is not an [`Option`], because with an `Option` two mistakes would compile. After
+/// `lock.try_lock()?;` the program continues without the lock. `if lock.try_lock()?.is_some()`
 /// drops the guard at the end of the condition, so the block runs without the lock. With `Attempt`,
-/// the compiler warns of the first mistake and rejects the second. The compiler does not warn of
-/// the following mistakes. **Bind the guard to a name**: `let Taken(_) = … else`, `matches!(…,
-/// Taken(_))` and `let _ =` drop the guard at once. **Match `Taken`**: `let _guard =
+/// the compiler warns of the first mistake and rejects the second mistake. The compiler does not
+/// warn of the following mistakes. **Bind the guard to a name**: `let Taken(_) = … else`,
+/// `matches!(…, Taken(_))` and `let _ =` drop the guard at once. **Match `Taken`**: `let _guard =
 /// lock.try_lock()?`, `if let Ok(_guard) = lock.try_lock()` and `lock.try_lock().is_ok()` also
 /// accept [`NotTaken`](Self::NotTaken).
 #[derive(Debug)]
 #[must_use = "if it is `Taken`, the guard in it is dropped at once, and releases what it holds"]
 pub enum Attempt<G> {
-    /// The call has taken the lock (or permits, or leadership). Dropping the guard releases it.
+    /// The call has taken the lock, the permits or the leadership. The drop of the guard releases
+    /// it.
     Taken(G),
     /// The call has taken nothing: another holder has the lock, another thread waits for it, or the
     /// time limit of the call has passed.
@@ -34,7 +35,7 @@ pub enum Attempt<G> {
 
 impl<G> Attempt<G> {
     /// Returns the guard, or `None` for [`NotTaken`](Self::NotTaken). Do not call `is_some()` on
-    /// the result: that drops the guard.
+    /// the result: the guard would be dropped at once.
     #[must_use = "the guard in it is dropped at once, and releases what it holds"]
     pub fn into_option(self) -> Option<G> {
         match self {

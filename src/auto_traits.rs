@@ -28,7 +28,7 @@ const fn outlives_its_maker<T: 'static>() {}
 const fn crosses_a_panic<T: UnwindSafe + RefUnwindSafe>() {}
 const fn moves<T: Unpin>() {}
 
-/// The promises for each of the types.
+/// Checks a promise for each of the types.
 macro_rules! each {
     ($($promise:ident)+ : $types:tt) => { $(each!(@one $promise $types);)+ };
     (@one $promise:ident [$($of:ty),+ $(,)?]) => { const _: () = { $($promise::<$of>();)+ }; };
@@ -116,7 +116,7 @@ impl<T: ?Sized> NotSend<()> for T {}
 impl<T: ?Sized + Send> NotSend<u8> for T {}
 
 const _: fn() = || {
-    // A hold belongs to the thread that took it.
+    // A guard belongs to the thread that took the lock.
     <LockGuard as NotSend<_>>::stays();
     <FencedLockGuard as NotSend<_>>::stays();
     <MultiLockGuard as NotSend<_>>::stays();

@@ -36,8 +36,8 @@ mod tests;
 /// A client of one Redis server, of the master that Sentinels name, or of a cluster. The methods of
 /// a `Client` return the locks and the other synchronizers.
 ///
-/// All clones are the same client. Each client has an [`id`](Self::id), like a `RedissonClient`.
-/// Usually a process connects one client at its start: see [Threads and
+/// All clones of a `Client` refer to the same client. Each client has an [`id`](Self::id), like a
+/// `RedissonClient`. Usually a process connects one client at its start: see [Threads and
 /// connections](crate#threads-and-connections).
 ///
 /// When the last clone, handle and guard of a client is dropped, the client shuts down as by a call
@@ -74,10 +74,10 @@ impl Client {
     ///
     /// `url` has one of these forms:
     ///
-    /// - One server: `redis://[[user]:password@]host[:port][/database]`, with `rediss://` for TLS
-    ///   (feature `tls`; `#insecure` at the end trusts any certificate), or
-    ///   `redis+unix:///path/to.sock[?db=number][&user=…&pass=…]`. Each of these URLs may have the
-    ///   parameter `protocol=resp3`.
+    /// - One server: `redis://[[user]:password@]host[:port][/database]`, or
+    ///   `redis+unix:///path/to.sock[?db=number][&user=…&pass=…]`. A URL with `rediss://` uses TLS
+    ///   (feature `tls`). If such a URL ends with `#insecure`, the client trusts any certificate.
+    ///   Each of these URLs may have the parameter `protocol=resp3`.
     /// - A cluster: `redis-cluster://[[user]:password@]host[:port][,host[:port]…]`, or
     ///   `rediss-cluster://` with TLS. The hosts are some of the cluster's servers, which report
     ///   the other servers. All servers have the same user and password.
@@ -139,8 +139,8 @@ impl Client {
 
     /// Returns the lock of this name: Redisson's `RLock`, `redisson.getLock(name)`.
     ///
-    /// No I/O. All handles of one name are the same lock. If the name is empty, the first call that
-    /// needs the server returns an error.
+    /// No I/O. All handles of one name refer to the same lock. If the name is empty, the first call
+    /// that needs the server returns an error.
     #[must_use]
     pub fn reentrant_lock(&self, name: &str) -> ReentrantLock {
         ReentrantLock::new(&self.0, name)
@@ -159,8 +159,8 @@ impl Client {
     /// Returns the read-write lock of this name: Redisson's `RReadWriteLock`,
     /// `redisson.getReadWriteLock(name)`.
     ///
-    /// No I/O. Use one name for one kind of lock. If the name has another kind, calls return an
-    /// error (`WRONGTYPE`).
+    /// No I/O. Use one name for one kind of lock. If the name is in use for another kind of lock,
+    /// calls return an error (`WRONGTYPE`).
     #[must_use]
     pub fn read_write_lock(&self, name: &str) -> ReadWriteLock {
         ReadWriteLock::new(&self.0, name)
@@ -198,7 +198,7 @@ impl Client {
 
     /// Returns the semaphore of this name: Redisson's `RSemaphore`, `redisson.getSemaphore(name)`.
     ///
-    /// No I/O. A new semaphore has no permits until a client adds some
+    /// No I/O. A new semaphore has no permits until a client sets their number
     /// ([`try_set_permits`](Semaphore::try_set_permits)).
     #[must_use]
     pub fn semaphore(&self, name: &str) -> Semaphore {
@@ -208,7 +208,7 @@ impl Client {
     /// Returns the expirable semaphore of this name: Redisson's `RPermitExpirableSemaphore`,
     /// `redisson.getPermitExpirableSemaphore(name)`.
     ///
-    /// No I/O. A new semaphore has no permits until a client adds some
+    /// No I/O. A new semaphore has no permits until a client sets their number
     /// ([`try_set_permits`](ExpirableSemaphore::try_set_permits)). Do not use one name for an
     /// expirable semaphore and a [`Semaphore`], which would count the same permits without their
     /// leases.
@@ -249,8 +249,8 @@ impl Client {
     /// call returns.
     ///
     /// The call changes nothing and takes no lock. The result lists up to 1,000 holders and 1,000
-    /// waiters. To find an owner's process, the call compares the owner's uuid with the names of
-    /// the server's connections, which end with the [`id`](Self::id) of their client.
+    /// waiters. The name of each redlatch connection ends with the [`id`](Self::id) of its client.
+    /// To find an owner's process, the call compares the owner's uuid with these names.
     ///
     /// # Errors
     ///
@@ -275,13 +275,13 @@ impl Client {
         if is_forked() { Snapshot::default() } else { self.0.core().snapshot() }
     }
 
-    /// Takes a lock or a permit away from this owner, in any client. `owner` is the owner of a
-    /// [`Holder`](crate::status::Holder) or of a guard. Returns `false` if the owner does not have
-    /// the lock or the permit: nothing was changed. A permit is given back to the
-    /// [`ExpirableSemaphore`](ExpirableSemaphore::try_release) of this name. (Returns `false` also
-    /// for a permit of Redisson 3.16, which only Redisson can give back.) Like
-    /// [`Lock::force_unlock`](crate::Lock::force_unlock), this does not stop the holder. A redlatch
-    /// holder soon reports that its lock is lost.
+    /// Takes a lock or a permit away from `owner`, which may be an owner of any client. A
+    /// [`Holder`](crate::status::Holder) and a guard show their owner. If the owner does not have
+    /// the lock or the permit, the call changes nothing and returns `false`. A permit is given back
+    /// to the [`ExpirableSemaphore`](ExpirableSemaphore::try_release) of this name. (For a permit
+    /// of Redisson 3.16, which only Redisson can give back, the call also returns `false`.) Like
+    /// [`Lock::force_unlock`](crate::Lock::force_unlock), the call does not stop the holder. A
+    /// redlatch holder soon reports that its lock is lost.
     ///
     /// # Errors
     ///
@@ -291,8 +291,8 @@ impl Client {
     ///
     /// # Blocking
     ///
-    /// For a lock, the round trips of [`status`](Self::status), and one more, or two if it may be a
-    /// fair lock. For a permit, one round trip.
+    /// For a lock, the round trips of [`status`](Self::status), and one more round trip, or two
+    /// more if the lock may be a fair lock. For a permit, one round trip.
     #[must_use = "`false`: the owner does not have it"]
     pub fn release_owner(&self, name: &str, owner: &Owner) -> Result<bool, Error> {
         match owner.permit() {
@@ -307,8 +307,8 @@ impl Client {
     /// [`watchdog_timeout`](ClientBuilder::watchdog_timeout).
     ///
     /// The first client that adopts a ticket gets the lock. After this, the ticket is used up, but
-    /// the guard can make a new ticket. Processes that wait for the lock continue to wait, as do
-    /// waiting threads of this process.
+    /// the guard can make a new ticket. Other processes, and other threads of this process, that
+    /// wait for the lock continue to wait.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -338,7 +338,8 @@ impl Client {
     ///   adoption. Without a second call, the lock remains taken until the lease of the ticket, or
     ///   one lease of this client, has ended.
     /// - [`LeaseLost`](ErrorKind::LeaseLost) if the lock was lost before this call returned.
-    /// - [`Config`](ErrorKind::Config) for the ticket of a fenced lock, or if its name is empty.
+    /// - [`Config`](ErrorKind::Config) for the ticket of a fenced lock, or if the lock's name is
+    ///   empty.
     /// - [`ShutDown`](ErrorKind::ShutDown), [`Forked`](ErrorKind::Forked).
     ///
     /// # Blocking
@@ -354,8 +355,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// The errors of [`adopt`](Self::adopt), but [`Config`](ErrorKind::Config) for the ticket of a
-    /// re-entrant lock.
+    /// The errors of [`adopt`](Self::adopt). The ticket of a re-entrant lock is an error of kind
+    /// [`Config`](ErrorKind::Config), and the ticket of a fenced lock is not.
     ///
     /// # Blocking
     ///
@@ -468,10 +469,10 @@ impl ClientBuilder {
     ///   they are in protected mode or have no free connection, or because the user may not run
     ///   scripts.
     /// - [`Protocol`](ErrorKind::Protocol) if the answer is not that of a Redis server.
-    /// - [`Forked`](ErrorKind::Forked) if this process is a forked child and its parent had called
-    ///   this.
+    /// - [`Forked`](ErrorKind::Forked) if this process is a forked child and its parent had
+    ///   connected a client before the fork.
     ///
-    /// After an error no thread, no connection and no data on the server is left.
+    /// After an error, the client leaves no thread, no connection and no data on the server.
     ///
     /// # Blocking
     ///
@@ -507,8 +508,9 @@ impl ClientBuilder {
     /// ```
     ///
     /// Before the first connection, a [`MultiLock`](crate::MultiLock) distinguishes servers only by
-    /// their addresses. (A quorum finds out that two addresses are the same server when it has
-    /// connected to both.) If [`connections`](Self::connections) is not set, the client has eight.
+    /// their addresses. (A quorum detects that two addresses belong to the same server after it has
+    /// connected to both addresses.) If [`connections`](Self::connections) is not set, the client
+    /// has eight connections for commands.
     ///
     /// # Errors
     ///
@@ -526,8 +528,8 @@ impl ClientBuilder {
     }
 }
 
-/// Handles a script's message to an owner of this client that does not wait: the owner has the
-/// lock, or has given up.
+/// Handles a script's message to an owner of this client for which no thread waits, because the
+/// owner has the lock or its thread has given up.
 pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, message: &Message<'_>) {
     match message {
         Message::Ask { lock } => site::standing::take_out(core, owner, lock),

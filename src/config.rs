@@ -63,8 +63,8 @@ pub(crate) struct Config {
     pub(crate) ages_with: Option<AgeTogether>,
 }
 
-// The compiler does not derive these traits because of the user's callbacks. The client catches a
-// panic of a callback, and calls the callback again later.
+// The fields with the user's callbacks do not implement these traits. `Config` is still unwind
+// safe: the client catches a panic of a callback, and calls the callback again later.
 impl UnwindSafe for Config {}
 impl RefUnwindSafe for Config {}
 
@@ -116,8 +116,8 @@ impl ClientBuilder {
     /// client's [`id`](crate::Client::id). The client replaces each character that the server
     /// allows in no name (for example a space) by `-`. If the server refuses the name, the
     /// connections have no name. [`OwnerProcess`](crate::status::OwnerProcess) reads the host and
-    /// the process from this name. End the name with `@host:process` if [`Client::status`] should
-    /// show them.
+    /// the process from this name. If the name ends with `@host:process`, [`Client::status`] shows
+    /// the host and the process.
     ///
     /// `name` has at most 200 bytes. The default consists of the program, its host and the number
     /// of its process: `billing@host-7:4711`.
@@ -133,8 +133,9 @@ impl ClientBuilder {
     /// [`status`](crate::Client::status) show `orders`. [`statuses`](crate::Client::statuses) finds
     /// only names with this prefix.
     ///
-    /// The prefix must not contain `{` or `}`: in a cluster the first braces of a key choose its
-    /// slot, and these must be the braces of the name. By default, the prefix is empty.
+    /// The prefix must not contain `{` or `}`: in a cluster the text in the first braces of a key
+    /// chooses the key's slot, so the first braces must be in the name. By default, the prefix is
+    /// empty.
     pub fn prefix(mut self, prefix: &str) -> Self {
         prefix.clone_into(&mut self.config.prefix);
         self
@@ -177,9 +178,9 @@ impl ClientBuilder {
     /// Sets how long a Redisson waiter for a fair lock keeps its entry. Set the
     /// `fairLockWaitTimeout` of Redisson's clients, or the limit of their longest `tryLock` if that
     /// is more. If this setting is longer than Redisson's setting, a dead Redisson waiter may block
-    /// the queue for this time, once for each of Redisson's waiters before it. If this setting is
-    /// shorter than Redisson's setting, Redisson may drop live waiters of redlatch, which return to
-    /// the head of the queue.
+    /// the queue for this time for each Redisson waiter ahead of the dead waiter. If this setting
+    /// is shorter than Redisson's setting, Redisson may drop live waiters of redlatch, which return
+    /// to the head of the queue.
     ///
     /// `timeout` is from 1 ms to a year. The default is 5 minutes, like `fairLockWaitTimeout`. All
     /// clients of a lock need the same value. This setting has no effect if no Redisson client uses
@@ -224,8 +225,8 @@ impl ClientBuilder {
     }
 
     /// Sets how many connections the threads share for their commands. A name always uses the same
-    /// connection. The client opens each connection at its first use. The client has two more
-    /// connections, one for renewals and one for messages.
+    /// connection. The client opens a connection when it first needs the connection. The client has
+    /// two more connections, one for renewals and one for messages.
     ///
     /// From 1 to 1,024. The default depends on the round trip that the client measures when it
     /// connects: four on the same machine, up to sixteen over a network. With
@@ -269,9 +270,9 @@ impl ClientBuilder {
     /// - there are too few replicas for [`replica_acks`](Self::replica_acks) or for the server's
     ///   own `min-replicas-to-write`.
     ///
-    /// When the server answers again, the outage is over, and the next outage has the full time.
-    /// (An outage for lack of replicas is over only after the replicas have been back for this
-    /// time.)
+    /// When the server answers again, the outage is over. In the next outage, the call again tries
+    /// for the full time. (An outage for lack of replicas is over only after the replicas have been
+    /// back for this time.)
     ///
     /// The call's own limit or a cancellation ends the wait earlier. Any other error, such as a
     /// refused password or a server without memory (`maxmemory`), ends the wait at once. A call
@@ -290,13 +291,13 @@ impl ClientBuilder {
     }
 
     /// Sets how long a wait for a lock or a permit lasts before the client logs a warning, once for
-    /// each wait. The warning names the holder of the lock, as far as the server knows it: `waited
+    /// each wait. If the server knows the holder of the lock, the warning names the holder: `waited
     /// 5 s for "orders", held by host-7, process 4711, which asked at 2026-11-29 13:45:02.117 UTC
     /// by its clock, for 25 s more unless it renews; 3 waiters before this one`. The wait
     /// continues. Each client logs at most one such line a second, and one a minute for each name.
     /// For one name, all clients together log at most one line a second. Warnings beyond these
-    /// rates are logged later. Each line costs one [`status`](crate::Client::status), which a
-    /// thread of the client calls.
+    /// rates are logged later. For each line, a thread of the client calls
+    /// [`status`](crate::Client::status) once.
     ///
     /// If the thread holds other locks of this client, the client logs a second line at once, for
     /// each such thread: `waited 5 s for "orders" while the thread holds "stock": a deadlock, if
@@ -311,9 +312,9 @@ impl ClientBuilder {
         self
     }
 
-    /// Adds an observer, to which the client reports its waits, holds, losses and renewals. May be
-    /// called several times: the client reports each event to all observers, in the order of the
-    /// calls.
+    /// Adds an observer, to which the client reports its waits, holds, losses and renewals. A
+    /// client may have several observers. The client reports each event to all observers, in the
+    /// order in which they were added.
     ///
     /// By default there is no observer.
     pub fn observer(mut self, observer: impl Observer) -> Self {
@@ -338,9 +339,9 @@ impl ClientBuilder {
     }
 
     /// Sets whether [`connect`](Self::connect) accepts a Garnet server. By default Garnet runs
-    /// scripts of several clients in parallel, so two clients may get the same lock. Allow it only
-    /// if your server runs with Garnet's setting `lua-transaction-mode`. redlatch is not tested
-    /// with Garnet.
+    /// scripts of several clients in parallel, so two clients may get the same lock. Allow Garnet
+    /// only if your server runs with Garnet's setting `lua-transaction-mode`. redlatch is not
+    /// tested with Garnet.
     ///
     /// The default is `false`.
     pub fn allow_garnet(mut self, allowed: bool) -> Self {
@@ -357,13 +358,13 @@ impl ClientBuilder {
     }
 
     /// Sets a function that returns the user and password for the server. The returned user and
-    /// password replace those of the URL and of [`credentials`](Self::credentials). Use it for
-    /// tokens that expire after minutes, and for passwords that change while the client lives. The
-    /// client calls the function for each connection that it opens. The client also calls the
-    /// function when three quarters of the time for which the credentials are valid
-    /// ([`Credentials::valid_for`]) have passed. After a call for new credentials, open connections
-    /// log in again (`AUTH`), and the client replaces its connections for messages. With Sentinels,
-    /// the credentials are for the servers that the Sentinels watch. In a cluster, they are for all
+    /// password replace those of the URL and of [`credentials`](Self::credentials). Use this
+    /// setting for tokens that expire after minutes, and for passwords that change while the client
+    /// lives. The client calls the function for each connection that it opens. If the credentials
+    /// have a limited validity ([`Credentials::valid_for`]), the client also calls the function
+    /// after three quarters of this time. After a call for new credentials, open connections log in
+    /// again (`AUTH`), and the client replaces its connections for messages. With Sentinels, the
+    /// credentials are for the servers that the Sentinels watch. In a cluster, they are for all
     /// servers.
     ///
     /// `provider` may block: it runs on its own thread (`redlatch-creds`), one call at a time. A
@@ -372,7 +373,7 @@ impl ClientBuilder {
     /// outage: waiting calls continue to wait, the client renews locks over its open connections,
     /// and it calls `provider` again for the next connection. If the server refuses the
     /// credentials, the client calls `provider` once more at once. `provider` must not use this
-    /// client, whose calls may wait for it.
+    /// client, because the client's calls may wait for `provider`.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -410,12 +411,12 @@ impl ClientBuilder {
     }
 
     /// Sets a function that maps the address of a server to the address at which this client
-    /// reaches that server. If the function returns `None`, the address stays as it is. Use it for
-    /// servers behind network address translation, such as Docker's, which give each other
-    /// addresses of their own network. The function is like Redisson's `NatMapper`. The client maps
-    /// each address in the answers of Sentinels, in `CLUSTER SLOTS`, `MOVED` and `ASK`, but not the
-    /// addresses in the URL. If a server of a cluster returns only a port, the client uses the host
-    /// at which it reaches that server.
+    /// reaches that server. If the function returns `None`, the address stays as it is. Use this
+    /// setting for servers behind network address translation (for example in Docker), because such
+    /// servers report the addresses of their own network. The function is like Redisson's
+    /// `NatMapper`. The client maps each address in the answers of Sentinels, in `CLUSTER SLOTS`,
+    /// `MOVED` and `ASK`, but not the addresses in the URL. If a server of a cluster returns only a
+    /// port, the client uses the host at which it reaches that server.
     ///
     /// The client uses the mapped address everywhere. Errors, the log and
     /// [`snapshot`](crate::Client::snapshot) show the mapped address, and the server's TLS
@@ -486,13 +487,13 @@ impl ClientBuilder {
     /// moves, a held lock moves with it. The client finds out only at the next renewal whether the
     /// new master's replicas have the lock.
     ///
-    /// The cost: `WAIT` follows the requests in the same packet, once for all requests that threads
-    /// send together. A call that takes a free lock takes longer by one trip from the master to a
-    /// replica. A hand-over from another process takes longer by this trip and a round trip. Other
-    /// calls on the same connection may wait for up to `within`, so a lease must be longer than
-    /// `within`. The error may come up to 100 ms after `within`, because the server checks these
-    /// waits only every 100 ms. A new replica counts after up to a second. A renewal waits for at
-    /// most a twenty-fourth of `watchdog_timeout`.
+    /// The cost: the client appends one `WAIT` to each packet of requests. (A packet may have
+    /// requests of several threads.) A call that takes a free lock takes longer by one trip from
+    /// the master to a replica. A hand-over from another process takes longer by this trip and a
+    /// round trip. Other calls on the same connection may wait for up to `within`, so a lease must
+    /// be longer than `within`. The error may come up to 100 ms after `within`, because the server
+    /// checks these waits only every 100 ms. The server counts a new replica after up to a second.
+    /// A renewal waits for at most a twenty-fourth of `watchdog_timeout`.
     ///
     /// `count` is 1 or more, `within` from 1 ms to a year. By default no call waits for replicas.
     /// The server's user needs the right to `WAIT`, or [`connect`](Self::connect) fails.
@@ -502,7 +503,7 @@ impl ClientBuilder {
     }
 
     /// Sets the certificate authorities that the client trusts with TLS (also for Sentinels), in
-    /// place of the system's. `pem` has one or more certificates in PEM, as read from a file. A
+    /// place of the system's authorities. `pem` has one or more certificates in PEM format. A
     /// self-signed certificate is its own authority.
     ///
     /// If `pem` has no valid certificate, [`connect`](Self::connect) returns an error of kind
@@ -513,9 +514,9 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets a certificate for servers that ask for one (mutual TLS). `certificates` has the
-    /// client's certificate, followed by intermediate certificates. `key` is the private key, PKCS
-    /// #8. Both are in PEM, as read from files.
+    /// Sets the client's certificate for servers that require a certificate (mutual TLS).
+    /// `certificates` has the client's certificate, followed by intermediate certificates. `key` is
+    /// the private key, in PKCS #8. The certificates and the key are in PEM format.
     ///
     /// If a certificate or the key is invalid, or they do not match, [`connect`](Self::connect)
     /// returns an error of kind [`Config`](ErrorKind::Config). By default the client has no
@@ -533,18 +534,19 @@ impl ClientBuilder {
 
     /// Sets a function that returns the certificates and the key for servers that require a
     /// certificate. The returned certificates and key replace those of
-    /// [`tls_client_certificate`](Self::tls_client_certificate), and have the same form. Use it for
-    /// certificates that are renewed while the client lives. The client calls the function for each
-    /// connection that it opens, also to Sentinels. Open connections stay open, because a server
-    /// checks a certificate only when a connection begins.
+    /// [`tls_client_certificate`](Self::tls_client_certificate), and have the same form. Use this
+    /// setting for certificates that are renewed while the client lives. The client calls the
+    /// function for each connection that it opens, also to Sentinels. Open connections stay open,
+    /// because a server checks a certificate only when a connection begins.
     ///
     /// `provide` may block: it runs on its own thread (`redlatch-certs`), one call at a time. A
     /// thread that opens a connection waits for the result within
     /// [`connect_timeout`](Self::connect_timeout). If `provide` returns an error or panics, or if
     /// the certificates are invalid or do not match the key (for example because their files are
-    /// being replaced), this counts as an outage. The error says why, waiting calls continue to
-    /// wait, the client renews locks over its open connections, and it calls `provide` again for
-    /// the next connection. `provide` must not use this client, whose calls may wait for it.
+    /// being replaced), this counts as an outage: waiting calls continue to wait, the client renews
+    /// locks over its open connections, and it calls `provide` again for the next connection. An
+    /// error of a call says why `provide` failed. `provide` must not use this client, because the
+    /// client's calls may wait for `provide`.
     ///
     /// ```no_run
     /// use std::fs;

@@ -1,13 +1,14 @@
 //! Leader election over a fenced lock: the leader is the process that has the lock. The election
-//! also has a record of the leader, and messages about changes of the leader. If its lease is not
-//! renewed, the leader is deposed before the lease ends, by a time called the grace, and can stop
-//! before another process leads.
+//! also has a record of the leader, and messages about changes of the leader. If the leader's lease
+//! is not renewed, the leader is deposed some time (the grace) before the lease ends. In this time
+//! the leader can stop before another process leads.
 
 // campaign: take the lock (in an owned guard) -> extend its lease -> record the leader, tell others
-// lead:     renewed by the watchdog; an alarm at the deadline less the grace, put off by renewals
-// deposed:  when the alarm finds less than the grace left, or when the lock is lost; at most once
-//           for each leadership, and the leadership stays over
-// run:      campaign, lead in the program's closure, resign, pause, and again
+// lead:     the watchdog renews the lease; an alarm is set at the lease's end less the grace, and a
+//           renewal puts off the alarm
+// deposed:  when the alarm finds less of the lease than the grace, or when the lock is lost; at most
+//           once for each leadership, which is over for good
+// run:      campaign, lead in the program's closure, resign, pause, then campaign again
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -78,7 +79,7 @@ pub struct LeaderElection {
     grace: Option<Duration>,
     /// See [`with_value`](Self::with_value).
     value: Option<Arc<str>>,
-    /// The terms of the leaderships of this handle and its clones.
+    /// The term of each leadership that this handle and its clones have won.
     terms: Arc<Mutex<Vec<Weak<Term>>>>,
 }
 
@@ -162,15 +163,15 @@ impl LeaderElection {
     /// is cancelled. When `work` returns, the call resigns, pauses for half a second to one and a
     /// half seconds, and campaigns again. During the pause other candidates can become the leader.
     ///
-    /// `work` gets a token, which is cancelled when `work` should return:
+    /// `work` gets a token. The token is cancelled when `work` should return, because
     ///
-    /// - this process was deposed, as [`on_deposed`](Leadership::on_deposed) says, or its client
-    ///   was shut down;
+    /// - this process was deposed (see [`on_deposed`](Leadership::on_deposed)), or its client was
+    ///   shut down; or
     /// - `ends` was cancelled.
     ///
     /// The token also ends blocking calls, such as
-    /// [`lock_cancellable`](crate::Lock::lock_cancellable). Threads that `work` has started may
-    /// have clones of the token, because it is also cancelled when `work` has returned. To end the
+    /// [`lock_cancellable`](crate::Lock::lock_cancellable). The token is also cancelled when `work`
+    /// has returned, so threads that `work` has started can stop by clones of the token. To end the
     /// call, `work` may cancel a clone of `ends`.
     ///
     /// If `work` panics, the client logs the panic, and the call continues as if `work` had
@@ -197,9 +198,9 @@ impl LeaderElection {
     ///
     /// # Errors
     ///
-    /// If `ends` was cancelled, the call returns `Ok`. An outage, and any other error that may pass
-    /// without a change of the program, is logged, and the call continues. An error of kind
-    /// [`LoginRefused`](ErrorKind::LoginRefused) is one of them, because passwords may be changed
+    /// If `ends` was cancelled, the call returns `Ok`. If an error may pass without a change of the
+    /// program (for example an outage), the client logs the error, and the call continues.
+    /// [`LoginRefused`](ErrorKind::LoginRefused) is such an error, because passwords may be changed
     /// while programs run. The call returns these errors:
     ///
     /// - [`Config`](ErrorKind::Config), [`Denied`](ErrorKind::Denied) and
@@ -264,9 +265,9 @@ impl LeaderElection {
     ///
     /// The result covers the leaderships that this handle and its clones have won, by
     /// [`run`](Self::run) or by another method that campaigns. A process that
-    /// [`Follows`](Health::Follows) is healthy. Restart a process that is
-    /// [`Overdue`](Health::Overdue) for longer than its work needs to stop, which should be at most
-    /// the [grace](Self::with_grace): the work hangs, and the process does not campaign.
+    /// [`Follows`](Health::Follows) is healthy. The work of a deposed process should stop within
+    /// the [grace](Self::with_grace). If a process is [`Overdue`](Health::Overdue) for longer, its
+    /// work hangs, and the process does not campaign: restart the process.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -372,8 +373,8 @@ impl LeaderElection {
     ///
     /// # Blocking
     ///
-    /// Blocks until this process leads, or an error or the cancel ends the wait. A cancel ends the
-    /// wait at once, even during a request.
+    /// Blocks until this process leads, an error occurs, or `token` is cancelled. The cancellation
+    /// ends the wait at once, even during a request.
     pub fn campaign_cancellable(&self, token: &CancelToken) -> Result<Leadership, Error> {
         self.take(token.into())?.ok_or_else(|| Error::shut_down(&self.site().name))
     }
@@ -403,9 +404,10 @@ impl LeaderElection {
     /// # Errors
     ///
     /// [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer, or if a
-    /// key holds other data. [`Protocol`](ErrorKind::Protocol) if its reply is malformed.
-    /// [`Config`](ErrorKind::Config) if the name is empty. [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Client::shutdown`], [`Forked`](ErrorKind::Forked) in a forked child.
+    /// key of the election has data of another kind. [`Protocol`](ErrorKind::Protocol) if the
+    /// server's reply is malformed. [`Config`](ErrorKind::Config) if the name is empty.
+    /// [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], [`Forked`](ErrorKind::Forked)
+    /// in a forked child.
     ///
     /// # Blocking
     ///
@@ -527,7 +529,7 @@ impl LeaderElection {
     ) -> Result<Option<Leadership>, Error> {
         let (site, least) = (self.site(), self.lock.handle().terms().lease() / 2);
         let _limited = wait.limits(&site.core);
-        // If another process handed the lock on, its lease is only 2 s at first.
+        // If another process handed over the lock, the lease of this process is only 2 s at first.
         let checked = guard.check(least);
         wait.check_cancelled(&site.name)?;
         checked?;
@@ -541,7 +543,7 @@ impl LeaderElection {
         if !self.record(&term, wait)? {
             return Ok(None);
         }
-        // The reply may have taken long.
+        // If the reply came late, the remaining lease may be too short now.
         guard.check(least)?;
         let deposed = Arc::downgrade(&term);
         term.tenancy.at_loss(Box::new(move |reason| {
@@ -551,7 +553,7 @@ impl LeaderElection {
         terms.retain(|term| term.strong_count() > 0);
         terms.push(Arc::downgrade(&term));
         drop(terms);
-        // The check deposes a leader whose lock was lost before the call of `at_loss`.
+        // If the lock was lost before the call of `at_loss`, `due` deposes the leader.
         term.due();
         Ok(Some(Leadership { resigns, guard }))
     }
@@ -569,7 +571,8 @@ impl LeaderElection {
         match led {
             Ok(true) => Ok(true),
             Ok(false) => Err(Error::lost(name, &tenancy.hold().why_gone())),
-            // The server has granted the lock, so the end of the wait is no error.
+            // The limit of the wait ended the request. This is no error: the process just does not
+            // lead.
             Err(_) if was_cut() => wait.check_cancelled(name).map(|()| false),
             Err(error) => Err(error),
         }
@@ -652,8 +655,8 @@ impl Leadership {
     }
 
     /// Returns the state of the leadership, as far as this process knows it. The state is
-    /// [`Lost`](HoldState::Lost) as soon as this process is deposed, although the lease then lasts
-    /// for the grace. No I/O.
+    /// [`Lost`](HoldState::Lost) as soon as this process is deposed, which may be a grace before
+    /// the lease ends. No I/O.
     #[must_use]
     pub fn state(&self) -> HoldState {
         let term = &self.resigns.0;
@@ -673,8 +676,8 @@ impl Leadership {
         self.resigns.0.left()
     }
 
-    /// Returns whether this process leads: its remaining lease is longer than the grace. After
-    /// `false`, it never returns `true` again. No I/O.
+    /// Returns whether this process leads and its remaining lease is longer than the grace. After
+    /// the method has returned `false`, it never returns `true` again. No I/O.
     #[must_use]
     pub fn is_leader(&self) -> bool {
         // `left` reads the clock, because the alarm may be late.
@@ -704,8 +707,8 @@ impl Leadership {
         Err(Error::new(ErrorKind::LeaseLost, message.to_owned()).of(&self.resigns.0.site.name))
     }
 
-    /// Registers `callback`. The client calls it once, with the reason, if this leadership ends
-    /// before it is resigned. If the lease was not renewed
+    /// Registers `callback`. The client calls `callback` once, with the reason, if this process is
+    /// deposed before it resigns. If the lease was not renewed
     /// ([`LeaseExpired`](LostReason::LeaseExpired)), the client calls `callback` a grace before the
     /// lease ends by this process's clock. At the time of this call no other process leads yet,
     /// unless this process was paused. For any other reason, another process may already lead. If
@@ -721,16 +724,17 @@ impl Leadership {
         let reason = match &mut *term.progress.lock() {
             Progress::Leads(callbacks) => return callbacks.push(callback),
             Progress::Deposed(reason, _) => *reason,
-            // A resigned leadership has no guard, so no program can call this function then.
+            // `resign` and the drop consume the `Leadership`, so no caller gets here after them.
             Progress::Resigned => return,
         };
         term.call(reason, vec![callback]);
     }
 
-    /// Registers `callback`. The client calls it each time that others begin to campaign while
-    /// nobody campaigned before, as [`LockGuard::on_wanted`](crate::LockGuard::on_wanted) does.
-    /// When a newer version of a program starts, the leader can finish its work and resign. If
-    /// others already campaign, the client calls `callback` soon.
+    /// Registers `callback`. The client calls `callback` when another process begins to campaign
+    /// and no other process has been campaigning: see
+    /// [`LockGuard::on_wanted`](crate::LockGuard::on_wanted). For example, when a newer version of
+    /// the program starts, the leader can finish its work and resign. If others already campaign,
+    /// the client calls `callback` soon.
     pub fn on_wanted(&self, callback: impl Fn() + Send + Sync + 'static) {
         self.guard.on_wanted(callback);
     }
@@ -823,7 +827,7 @@ impl Term {
         }
         let left = self.tenancy.remaining().saturating_sub(self.grace);
         if left.is_zero() {
-            // Another thread, which reports the loss, may come later than this thread.
+            // This thread may notice the loss before the thread that reports the loss.
             self.depose(match self.tenancy.state() {
                 HoldState::Lost(reason) => reason,
                 _ => LostReason::LeaseExpired,
@@ -901,7 +905,7 @@ impl Changes<'_> {
         let listen = || core.pubsub.listen(&ElectionKeys::leader(name).into());
         let channel = channel.get_or_insert_with(listen);
         let mut endurance = Endurance::new([&core.config]);
-        // Redis does not store messages, so the iterator first listens and then asks.
+        // Redis does not store messages, so the iterator subscribes before it asks for the leader.
         loop {
             match await_confirmation(channel, core, name, &thread, wait) {
                 Ok(true) => break,

@@ -143,9 +143,9 @@ impl ErrorKind {
         }
     }
 
-    /// Whether trouble of this kind may pass, and whether a wait continues until then. A single
-    /// error may override this ([`Error::transient`], [`Error::endured`]). The table in
-    /// `docs/operations.md` lists these values.
+    /// Returns whether trouble of this kind may pass, and whether a wait continues until then. A
+    /// single error may have another outlook ([`Error::transient`], [`Error::endured`]). The table
+    /// in `docs/operations.md` lists these values.
     pub(crate) fn outlook(self) -> Outlook {
         match self {
             Self::Unavailable | Self::ResponseTimeout | Self::TooManyClients => {
@@ -173,7 +173,7 @@ impl ErrorKind {
     }
 }
 
-/// Whether trouble may pass without a change, and whether a wait continues until it has passed.
+/// Whether trouble may pass by itself, and whether a wait continues until the trouble has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outlook {
     Persistent,
@@ -232,8 +232,8 @@ struct Details {
     outcome_unknown: bool,
 }
 
-// The compiler does not derive these traits because of `source`. The two traits hold, because an
-// error is never changed after it was made.
+// The field `source` does not implement these traits. `Details` is still unwind safe, because an
+// error does not change after its construction.
 impl UnwindSafe for Details {}
 impl RefUnwindSafe for Details {}
 
@@ -287,8 +287,8 @@ impl Error {
     ///   again. The second call is the same adoption.
     /// - A call that waits at a barrier may have arrived: the other parties may pass.
     ///
-    /// If the client cannot repeat a request in the background (because the client has ended, or
-    /// the request is too old), the error's message says so.
+    /// If the client cannot repeat a request in the background (the client has ended, or the
+    /// request is too old), the error's message says so.
     ///
     /// For a query, the method always returns false, because a query changes nothing.
     #[must_use]
@@ -296,7 +296,8 @@ impl Error {
         self.0.outcome_unknown
     }
 
-    /// Returns the name of the lock or synchronizer, if the error concerns one.
+    /// Returns the name of the lock or synchronizer, or `None` if the error does not concern a
+    /// name.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.0.name.as_ref().map(Name::given)
@@ -405,8 +406,8 @@ impl Error {
         Self::new(ErrorKind::ResponseTimeout, message.to_owned()).transient(true).of(name)
     }
 
-    /// Changes this error to the error of a grant that too few replicas have, and that the client
-    /// gave back. `is_free`: whether the grant is certainly undone.
+    /// Turns this error into the error of a grant that too few replicas acknowledged. The client
+    /// has given the grant back. `is_free` is true if the grant is certainly undone.
     pub(crate) fn unacknowledged(self, is_free: bool) -> Self {
         let state = if is_free {
             "it was released again, and nothing is held by this call"

@@ -1,4 +1,4 @@
-//! A server in the test's process, with which a test needs no Redis.
+//! A server in the test's process, for tests without a Redis server.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -101,11 +101,11 @@ impl InMemoryServer {
     }
 
     /// Moves the clock forward by `time`, as if all clients had stood still in the meantime. When
-    /// this returns, all leases that end before the new time are over, on the server and for their
-    /// guards ([`LostReason::LeaseExpired`]). If a lease is not over and has a watchdog, the
+    /// `advance` returns, all leases that end before the new time are over, on the server and for
+    /// their guards ([`LostReason::LeaseExpired`]). If a lease is not over and has a watchdog, the
     /// watchdog renews it. So to keep a lock, a test moves the clock in steps shorter than the
-    /// lease. Call this while no client's call is running: the lease of a grant or a renewal during
-    /// the jump may begin before the jump.
+    /// lease. Do not call `advance` while another call of a client runs: if the server grants or
+    /// renews a lease during the jump, the lease may count from before the jump.
     ///
     /// The clock moves by a millisecond more than `time`, because a lease on a server lasts until
     /// the end of its last millisecond.
@@ -116,7 +116,7 @@ impl InMemoryServer {
         let time = time.saturating_add(Duration::from_millis(1));
         self.server.advance(time);
         self.clients.age(time);
-        // Waiting threads ask again when their subscriptions are back.
+        // After a broken subscription is restored, a waiting thread asks the server again.
         self.server.break_subscribers();
     }
 
@@ -136,7 +136,8 @@ impl InMemoryServer {
         self.server.with_faults(|faults| faults.lost_replies = requests);
     }
 
-    /// Sets whether the messages that wake waiters get lost. Waiters then ask again after a while.
+    /// Sets whether the messages that wake waiters get lost. Without messages, waiters ask again
+    /// after a while.
     pub fn lose_messages(&self, lost: bool) {
         self.server.with_faults(|faults| faults.loses_messages = lost);
     }
@@ -148,14 +149,15 @@ impl InMemoryServer {
         self.server.with_faults(|faults| faults.refused = scripts);
     }
 
-    /// Sets whether the server is out of reach: then open connections break, and no new one opens.
+    /// Sets whether the server is out of reach. While it is, open connections break, and new
+    /// connections fail.
     pub fn set_out_of_reach(&self, out: bool) {
         self.server.with_faults(|faults| faults.is_out = out);
     }
 
     /// Returns how many connections could not be opened because the server was out of reach. The
-    /// number rises when a client notices an outage, so a test can wait for this before it ends the
-    /// outage.
+    /// number rises when a client notices an outage, so a test can wait for a rise before it ends
+    /// the outage.
     pub fn unopened_connections(&self) -> u64 {
         self.server.with_faults(|faults| faults.unopened)
     }

@@ -52,8 +52,8 @@
 //!
 //! A lock in Redis has a lease, so that a dead holder does not keep it for ever. The watchdog
 //! renews the lease while the guard lives. [`is_held`](LockGuard::is_held) returns true only until
-//! the end of the lease that the server last confirmed. The client counts this lease from the time
-//! before it sent the request. If the lock is lost, its guard reports the loss
+//! the end of the lease that the server last confirmed. The client counts the lease from the moment
+//! before it sent the request for the lease. If the lock is lost, its guard reports the loss
 //! ([`on_lost`](LockGuard::on_lost)).
 //!
 //! - **A thread may sleep** past the end of its lease and then write. Call
@@ -74,7 +74,7 @@
 //!
 //! | thread | exists |
 //! |---|---|
-//! | `redlatch-watch`, `redlatch-renew`, `redlatch-listen` | always; in a cluster the last two for each used server |
+//! | `redlatch-watch`, `redlatch-renew`, `redlatch-listen` | always; in a cluster, a `redlatch-renew` and a `redlatch-listen` for each used server |
 //! | `redlatch-calls` | while there are callbacks or log lines |
 //! | `redlatch-follow` | with Sentinels, or if the URL of one server has a host's name |
 //! | `redlatch-jobs` | in a cluster |
@@ -95,10 +95,10 @@
 //!
 //! # Panics
 //!
-//! No arguments and no replies of the server make a call panic: a failure is an [`Error`]. If a
-//! thread panics, its guards release their locks as it unwinds. Unlike a [`std::sync::Mutex`], a
-//! lock is not poisoned: the next holder does not notice the panic. So keep the protected data
-//! consistent at each step (for example by a transaction). All types are
+//! No argument and no reply of the server makes a call panic: a call returns a failure as an
+//! [`Error`]. If a thread panics, its guards release their locks while the thread unwinds. Unlike a
+//! [`std::sync::Mutex`], a lock is not poisoned: the next holder does not notice the panic. So keep
+//! the protected data consistent at each step (for example by a transaction). All types are
 //! [`UnwindSafe`](std::panic::UnwindSafe), so a pool may catch the panics of jobs that use them. If
 //! a callback panics, the client logs the panic, and nothing else is affected.
 //!
@@ -115,9 +115,9 @@
 //! | `debug` | a request failed and is tried again |
 //!
 //! An outage causes only one `warn` line and one `info` line, even if many threads and connections
-//! notice it. An outage begins when the client cannot open a connection or a reply does not arrive
-//! in time. The outage ends with the first reply. If a connection breaks and the client can open a
-//! new connection, this is no outage, and is not logged.
+//! notice the outage. An outage begins when the client cannot open a connection or a reply does not
+//! arrive in time. The outage ends with the first reply. If a connection breaks and the client can
+//! open a new connection, this is no outage, and is not logged.
 //!
 //! A thread of the client writes the lines, in order, so a logger may block, panic or use this
 //! library. At most 1,000 lines wait for a slow logger; further lines are counted and dropped.

@@ -1,5 +1,5 @@
 //! The server of the model tests: the server of [`redlatch_in_memory`], with the keys and scripts
-//! of locks that the models need. This server has no windows and no leases.
+//! of locks that the models need. This server has no leases, and no windows for Redisson.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, LazyLock};
@@ -12,7 +12,7 @@ use shuttle::rand::{Rng, thread_rng};
 use crate::scripts::eval::Script;
 use crate::scripts::lua;
 
-/// The hash of the script that these files of `lua/` make, as a client sends it.
+/// The hash, as a client sends it, of the script that consists of these files of `lua/`.
 macro_rules! script {
     ($($part:tt),+) => {
         LazyLock::new(|| sha(concat!($(lua!($part)),+)))
@@ -29,8 +29,8 @@ const NOW: i64 = 1_000_000;
 pub(crate) struct ModelServer(Arc<redlatch_in_memory::Server<Locks>>);
 
 impl ModelServer {
-    /// Starts a server that has loaded the scripts. (A call of an unknown script must be sent
-    /// again, and in a model no renewer would send a release again.)
+    /// Starts a server that has loaded the scripts. (If the server does not know a script, a client
+    /// must send the script again. In a model, no renewer would do this for a release.)
     pub(crate) fn start() -> Arc<Self> {
         let locks = [&*ACQUIRE, &ACQUIRE_HELD, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &RENEW];
         let fair = [&*FAIR_ACQUIRE, &FAIR_TRY, &FAIR_RELEASE, &FAIR_GIVE_UP, &FAIR_FORCE_UNLOCK];
@@ -185,8 +185,8 @@ impl Keys for Locks {
 
 impl Locks {
     /// Runs a user's script. The arguments are the lock, the script's own argument and the owner.
-    /// If the script's own argument begins with `may be late`, the script may run later. Then the
-    /// reply is a big number, which no script returns. It represents a lost reply.
+    /// If the script's own argument begins with `may be late`, the script may run later. Its reply
+    /// is then a big number that no script returns, and that represents a lost reply.
     fn runs_or_is_late(&mut self, arguments: &[Vec<u8>]) -> Value {
         let [lock, argument, owner] = arguments else { panic!("not the model's script") };
         if argument.starts_with(b"may be late") && thread_rng().gen_bool(0.5) {
@@ -284,7 +284,8 @@ impl ModelStep<'_> {
         }
     }
 
-    /// Takes a fair lock, or adds an entry to its queue. Adds entries behind it for the companions.
+    /// Takes a fair lock, or adds the owner to its queue. Adds `rest`, the other owners of the
+    /// request, behind the owner.
     fn line_up(&mut self, key: &[u8], owner: &[u8], was_queued: bool, rest: &[Vec<u8>]) -> Value {
         let company = if was_queued { &[] } else { rest };
         if self.locks.get(key).is_some_and(|holder| holder == owner) {

@@ -28,7 +28,7 @@ impl Name {
         self.key.get(self.prefix..).unwrap_or_default()
     }
 
-    /// Whether the user gave no name. (The key may be the prefix then.)
+    /// Whether the given name is empty. (Then the key is the prefix alone.)
     pub(crate) fn is_empty(&self) -> bool {
         self.given().is_empty()
     }

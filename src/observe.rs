@@ -38,19 +38,20 @@ macro_rules! forwards {
 }
 
 /// Receives the events of a client's locks, semaphores and latches, for counters, spans or a log.
-/// Set by [`ClientBuilder::observer`].
+/// [`ClientBuilder::observer`] adds an observer to a client.
 ///
-/// Each acquisition has one [`wait_started`](Self::wait_started), even if it gets the lock at once,
-/// and then one [`acquired`](Self::acquired) or [`gave_up`](Self::gave_up). Each acquired lock is
-/// later [`released`](Self::released) or [`lost`](Self::lost), once. Permits that were acquired
-/// together may be released one by one. To count permits, add up [`permits`](Event::permits) of the
-/// events. A re-entry is reported only if it fails. For a latch or a barrier, only the waits are
-/// reported.
+/// For each acquisition, the client calls [`wait_started`](Self::wait_started) once, even if the
+/// lock is free, and then [`acquired`](Self::acquired) or [`gave_up`](Self::gave_up) once. For each
+/// acquired lock, the client later calls [`released`](Self::released) or [`lost`](Self::lost) once.
+/// Permits that were acquired together may be released one by one. To count permits, add up
+/// [`permits`](Event::permits) of the events. A re-entry is reported only if it fails. For a latch
+/// or a barrier, only the waits are reported.
 ///
 /// `wait_started`, `acquired`, `gave_up` and `released` run on the thread that acquires or
 /// releases. The other methods run on a thread of the client, in order. The client calls each
 /// method with none of its mutexes held. `acquired` runs while the lock is held. No method may
-/// block or use the client. A panic is logged, and harms nothing else.
+/// block or use the client. If a method panics, the client logs the panic, and nothing else is
+/// affected.
 ///
 /// If the client's thread hangs in a callback, later events wait. While 10,000 events wait,
 /// renewals are not reported, and while 100,000 events wait, no event is reported. The client logs
@@ -80,7 +81,8 @@ macro_rules! forwards {
 /// # Ok(()) }
 /// ```
 pub trait Observer: Send + Sync + 'static {
-    /// A wait begins. `time` is zero, or the length of a first request.
+    /// A wait begins. `time` is zero, or the length of a first request that the call has already
+    /// made.
     fn wait_started(&self, _event: &Event<'_>) {}
 
     /// The wait has succeeded. `time` is the length of the wait. `how` says how the lock was
@@ -114,12 +116,12 @@ pub trait Observer: Send + Sync + 'static {
     fn forgot(&self, _event: &Event<'_>) {}
 
     /// Others have begun to wait for a lock whose guard has an
-    /// [`on_wanted`](crate::LockGuard::on_wanted) callback. `time`: how long the lock has been
-    /// held.
+    /// [`on_wanted`](crate::LockGuard::on_wanted) callback. `time` is the length of the hold so
+    /// far.
     fn wanted(&self, _event: &Event<'_>) {}
 }
 
-/// A program can keep a clone of the `Arc`, and read there what its observer has counted.
+/// A program can keep a clone of the `Arc`, to read the counters of its observer.
 impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
     forwards!();
 }
@@ -128,7 +130,7 @@ impl<O: Observer + ?Sized> Observer for Box<O> {
     forwards!();
 }
 
-/// An event of an [`Observer`].
+/// An event that a client reports to an [`Observer`].
 ///
 /// To test an observer, make an event with [`new`](Self::new), and set the other fields:
 ///
@@ -148,11 +150,12 @@ pub struct Event<'a, T = ()> {
     pub name: &'a str,
     /// The kind of synchronizer.
     pub kind: Kind,
-    /// The number of permits in this event. 1 for other kinds, except in [`Observer::forgot`].
+    /// The number of permits in this event. For a kind without permits, the number is 1, except in
+    /// [`Observer::forgot`].
     pub permits: u32,
-    /// A length of time, whose meaning the methods of [`Observer`] describe.
+    /// A length of time: each method of [`Observer`] describes its `time`.
     pub time: Duration,
-    /// A way or a reason, whose meaning the methods of [`Observer`] describe.
+    /// A way, a reason or nothing: each method of [`Observer`] describes its `how`.
     pub how: T,
 }
 
@@ -171,9 +174,9 @@ impl<'a, T> Event<'a, T> {
     }
 }
 
-/// The kind of an event's name. The name belongs to a server, or to a synchronizer of the type with
-/// which this client uses the name. ([`StatusKind`](crate::status::StatusKind) is the kind that the
-/// server reports.)
+/// The kind of the object that an event names: a server, or the type of synchronizer for which this
+/// client uses the name. ([`StatusKind`](crate::status::StatusKind) is the kind that the server
+/// reports.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -197,7 +200,7 @@ impl Kind {
         matches!(self, Self::Semaphore | Self::ExpirableSemaphore)
     }
 
-    /// Whether a wait for this kind lasts until a holder releases.
+    /// Whether a wait for this kind lasts until a holder releases a lock or a permit.
     pub(crate) fn has_holders(self) -> bool {
         !matches!(self, Self::CountDownLatch | Self::CyclicBarrier)
     }
@@ -209,8 +212,8 @@ impl Kind {
 pub enum Way {
     /// The lock was free, so the server granted the request.
     Free,
-    /// Another process released the lock, and the server handed it on. Or another process gave the
-    /// lock to a ticket, which this client has adopted.
+    /// Another process released the lock, and the server granted it to this client. This variant
+    /// also covers the adoption of a ticket.
     HandedOn,
     /// A thread of this process passed the lock on, or shares it.
     Passed,

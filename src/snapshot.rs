@@ -24,8 +24,8 @@ use crate::observe::Kind;
 pub struct Snapshot {
     /// How often each event has happened since the client connected.
     pub counts: Counts,
-    /// The locks and leased permits that the client has, with an entry for each thread that has a
-    /// lock or a permit. (Permits without a lease are not listed.)
+    /// The locks and leased permits that the client has. If several threads share a lock, each
+    /// thread has an entry. (Permits without a lease are not listed.)
     pub held: Vec<Held>,
     /// The waits that have lasted for 100 ms or more.
     pub waiting: Vec<Waiting>,
@@ -79,7 +79,7 @@ pub struct Held {
     pub left: Duration,
     /// The name of the thread, or `None` if the thread has no name or an owned guard has the lock.
     pub thread: Option<String>,
-    /// How many levels of the lock the thread has.
+    /// How many times the thread has taken the lock, its re-entries included.
     pub levels: usize,
 }
 
@@ -100,10 +100,10 @@ pub struct Waiting {
     pub waited: Duration,
     /// The name of the thread, or `None` if the thread has no name or waits for an owned guard.
     pub thread: Option<String>,
-    /// How many of this client's listed waits for the name come before this wait in the client's
-    /// own queue (for a fair lock: how many began before this wait). Only the server knows the
-    /// client's position among other clients: see [`Client::status`]. (A latch and a barrier
-    /// release all threads at once.)
+    /// How many of the listed waits for the name come before this wait in the client's queue. For a
+    /// fair lock, how many began before this wait. Only the server knows the client's position
+    /// among other clients: see [`Client::status`]. (A latch and a barrier release all threads at
+    /// once.)
     pub place: usize,
 }
 

@@ -1,7 +1,7 @@
 //! The holders and the waiters of a name at the server, and the state of a client.
 //!
-//! [`Client::status`] asks the server about one name, and covers all clients. [`Client::snapshot`]
-//! sends no request, and returns the holds and waits of this client.
+//! [`Client::status`] asks the server for the holders and waiters of one name in all clients.
+//! [`Client::snapshot`] returns the holds and waits of one client, without a request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub struct Status {
     /// The kind of synchronizer, as far as the name's keys show it.
     pub kind: StatusKind,
     /// The owners that have the lock, or the taken permits of an expirable semaphore. The server
-    /// does not know the time of the grant, but the time of most owners' requests is known.
+    /// does not store the time of a grant. For most owners, the time of the request is known.
     pub holders: Vec<Holder>,
     /// The queue. The next waiter is first. An entry is a process, or for a fair lock a thread.
     pub queue: Vec<Waiter>,
@@ -97,12 +97,12 @@ pub enum StatusKind {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Holder {
-    /// The owner. If another program has written the entry, this is the program's text.
+    /// The owner. If another program has written the entry, this field has the program's text.
     pub owner: Owner,
     /// Whether the owner reads, so that other owners may read, too.
     pub shared: bool,
-    /// The number of levels of the owner. Always 1 for redlatch, which counts levels only in the
-    /// process.
+    /// How many times the owner has taken the lock, its re-entries included. Always 1 for redlatch,
+    /// which counts re-entries only in the process.
     pub levels: usize,
     /// The owner's remaining lease, or [`Duration::MAX`] if the lease has no end.
     #[cfg_attr(
@@ -131,8 +131,8 @@ pub struct Waiter {
     pub owner: Owner,
     /// Whether the owner waits for reading.
     pub shared: bool,
-    /// How long the owner has waited. `None` if this is unknown, as for a new waiter, or for a fair
-    /// lock.
+    /// How long the owner has waited. `None` if the time is unknown, for example for a new waiter,
+    /// or for a waiter for a fair lock.
     #[cfg_attr(
         feature = "serde",
         serde(rename = "waited_ms", serialize_with = "crate::json::some_millis")
@@ -281,7 +281,7 @@ impl Status {
         is_first.then(|| Self::why(core, name, *what, *waited))
     }
 
-    /// Returns why a wait of this kind, for this number of permits, has lasted so long.
+    /// Returns the reason for a long wait of this kind, for this number of permits.
     fn why(
         core: &Arc<Core>,
         name: &Name,
@@ -356,7 +356,7 @@ impl Status {
             let mut used = Vec::new();
             for name in names.map_err(Trouble::into_error)? {
                 let name = core.name(name);
-                // The hash belongs to another program, and its name is no lock's name.
+                // No lock can have this name, so the hash belongs to another program.
                 if core.check(&name).is_err() {
                     continue;
                 }
@@ -400,10 +400,10 @@ impl Status {
         let lock = lock.release_command(&owner, Chain::default());
         let (command, then) = match status.kind {
             StatusKind::FairLock => (fair, None),
-            // If the first waiter of a fair lock has come just before the release, the release of a
-            // plain lock does not wake that waiter. The fair lock's command wakes that waiter,
-            // although it finds nothing to release. (The server may refuse the second command,
-            // because the user lacks the right to it. Such a user has no fair locks.)
+            // The lock may be a fair lock whose first waiter queued after `status`. The first
+            // command, a plain lock's release, does not wake this waiter. The second command finds
+            // nothing to release, and wakes the waiter. (If the user lacks the right to the second
+            // command, the server refuses the command. Such a user has no fair locks.)
             StatusKind::Lock => (lock, Some(fair)),
             _ => (lock, None),
         };
@@ -471,7 +471,8 @@ impl Status {
     }
 }
 
-/// Returns an owner, or a permit's id: 16 bytes, or a text from Redisson 3.16.
+/// Returns the owner in these bytes, which may be a permit's id: 16 bytes, or a text from Redisson
+/// 3.16.
 fn written(owner: Vec<u8>) -> Owner {
     match <[u8; 16]>::try_from(&*owner) {
         Ok(id) => PermitId::from_bytes(id).into(),
@@ -493,8 +494,8 @@ impl Processes {
     }
 
     fn find(&self, owner: &Owner) -> Option<OwnerProcess> {
-        /// The ids of a client's permits begin at the client's uuid. No client makes so many
-        /// acquisitions.
+        /// The ids of a client's permits count up from the client's uuid. No client makes as many
+        /// acquisitions as `NEAR`.
         const NEAR: u128 = 1 << 48;
         let owner = owner.as_str();
         let (uuid, _) = owner.split_once(':').unwrap_or((owner, ""));
