@@ -9,7 +9,7 @@ use crate::args::Args;
 use crate::print;
 use crate::trouble::{CONFIG, Trouble, USAGE};
 
-/// The ways to use a name or a client. Each needs access rights.
+/// The ways to use a name or a client. Each way needs its own access rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Use {
     Lock,

@@ -60,7 +60,8 @@ impl Cgroup {
         // Only some processes are opened at a time, because the limit for open files may be low.
         for pids in list().chunks(128) {
             let opened: Vec<_> = pids.iter().copied().filter_map(open).collect();
-            // If the process number was reused before it was opened, the new list does not have it.
+            // If the number was reused before `open`, it belongs to another process, and the new
+            // list lacks the number.
             let still = list();
             for (_, process) in opened.iter().filter(|(pid, _)| still.contains(pid)) {
                 let _gone = pidfd_send_signal(process, Signal::KILL);

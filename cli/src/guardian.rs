@@ -2,10 +2,10 @@
 //! parent, and is not in the command's process group.
 //!
 //! The guardian knows the time until which the lock is certainly held. The guardian kills the
-//! command's group before that time, even if `redlatch run` was killed or paused. As the parent, it
-//! learns the command's pid before any process can end the command, and the group's number is not
-//! reused before the guardian reaps the command. For these reasons, only the guardian signals the
-//! group. (If the guardian is paused, `redlatch run` kills the group in its place.)
+//! command's group before that time, even if `redlatch run` was killed or paused. As the parent,
+//! the guardian gets the command's pid before any process can end the command. The group's number
+//! is not reused before the guardian reaps the command. For these reasons, only the guardian
+//! signals the group. (If the guardian is paused, `redlatch run` kills the group in its place.)
 //!
 //! The guardian's stdin is a socket. `redlatch run` sends the command's stdin over it, and these
 //! lines:
@@ -19,10 +19,10 @@
 //! ```
 //!
 //! The guardian answers `started PID` or `failed STATUS WHY`. At `started`, the process `PID` has
-//! not become the command yet. `PID` waits for its stdin, which it gets when the lock is certain
-//! and the guardian has left its group. When the command has ended and its group is killed, the
-//! guardian answers `ended STATUS LOST FAILED`. After this answer, the guardian reaps the processes
-//! of the group, and ends when all of them are dead.
+//! not become the command yet. `PID` waits for its stdin. The guardian sends the stdin when the
+//! lock is certainly held and the guardian has left the group of `PID`. When the command has ended
+//! and its group is killed, the guardian answers `ended STATUS LOST FAILED`. After this answer, the
+//! guardian reaps the processes of the group, and ends when all of them are dead.
 
 use std::ffi::OsString;
 use std::fs;
@@ -178,7 +178,7 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
         Err(error) => return failed(CONFIG, format!("cannot make a cgroup: {error}")),
     };
     tell(&socket, format!("started {}\n", child.id()));
-    // Writes need not wait, either, because `redlatch run` reads these few lines soon.
+    // Writes do not need to block, because `redlatch run` reads these few lines soon.
     let lines = socket.set_nonblocking(true).and_then(|()| socket.try_clone());
     let (lines, ended) = match lines.and_then(|lines| Ok((lines, watch(pid)?))) {
         Ok((lines, ended)) => (Some(BufReader::new(lines)), ended),

@@ -98,7 +98,7 @@ impl Held {
         each!(self, held => held.on_lost(callback));
     }
 
-    /// A permit has no such callback, and the command line refuses it.
+    /// A permit has no such callback. The command line refuses `--on-wanted` with permits.
     pub(crate) fn on_wanted(&self, callback: impl Fn() + Send + Sync + 'static) {
         if let Self::Lock(levels) = self {
             levels.guard.on_wanted(callback);
@@ -146,7 +146,7 @@ impl Held {
     }
 }
 
-/// With `--on-wanted`, returns the handle whose holder hears soon that another process waits.
+/// With `--on-wanted`, returns a handle whose holder is notified soon when another process waits.
 fn hearing<L: Lock>(lock: L, run: &Run) -> L {
     if run.on_wanted.is_some() { lock.with_wanted() } else { lock }
 }

@@ -38,7 +38,7 @@ const GRACE: Duration = Duration::from_secs(5);
 const MARGIN: Duration = Duration::from_secs(2);
 /// If the guardian is paused, the group is killed again after this time.
 const AGAIN: Duration = Duration::from_millis(5);
-/// If the guardian is later than this, it counts as paused and is killed.
+/// If the guardian is late by more than this time, it counts as paused and is killed.
 const LATE: Duration = Duration::from_secs(1);
 
 /// Takes the lock, runs the command, and returns the status.
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
         say(format_args!("{} taken after {:.1?}", job.name, begun.elapsed()));
     }
     let (events, told) = channel();
-    // A lock that another process has handed on has a lease of only 2 s at first.
+    // If another process handed over the lock, the lease is only 2 s at first.
     held.check(run.lease / 2)?;
     let lost = events.clone();
     held.on_lost(move |_| drop(lost.send(Event::Lost)));
@@ -413,7 +413,7 @@ impl Work {
         told: &Receiver<Event>,
     ) -> Result<u8, Trouble> {
         let tick = (run.lease / 20).clamp(Duration::from_millis(5), Duration::from_millis(500));
-        // This process kills later than the guardian.
+        // This process kills the group later than the guardian would.
         let margin = margin(run) / 2;
         let (mut stops, mut is_stopped) = (self.stops, false);
         // The time at which the guardian must have ended, and whether this process no longer waits
