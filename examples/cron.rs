@@ -1,5 +1,5 @@
-//! A job that cron starts on each machine every ten minutes, and that runs on one of them. If a run
-//! fails, the job is not repeated before the next ten minutes.
+//! A job that cron starts on each machine every ten minutes. Only one of the machines runs the job.
+//! If a run fails, the job is not repeated before the next ten minutes.
 
 use std::env;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Shows the effect of a failover on locks, and when each client notices it. A master that
-//! Sentinels watch is killed. One lock is held, another is held but not on any replica, and several
-//! clients contend for a third. In its second part, the example does the same with a lock that
-//! counts only when the replicas have it: `cargo run --release --example failover`
+//! Sentinels watch is killed. One lock is held, a second lock is held but is not on any replica,
+//! and several clients contend for a third lock. The second part does the same with a lock that
+//! counts as taken only when all replicas have the lock: `cargo run --release --example failover`
 
 use std::error::Error;
 use std::process::ExitCode;

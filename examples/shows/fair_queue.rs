@@ -26,7 +26,7 @@ fn main() -> ExitCode {
 }
 
 fn connect(url: &str) -> Result<(Client, Connection), Trouble> {
-    // All clients of a fair lock need the same time.
+    // All clients of a fair lock need the same setting.
     let client = Client::builder(url).fair_wait_timeout(FAIR_WAIT).connect()?;
     Ok((client, redis::Client::open(url)?.get_connection()?))
 }

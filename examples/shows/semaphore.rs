@@ -1,5 +1,5 @@
-//! Shows that a semaphore of 3 lets at most 3 of 20 threads in 3 processes use 3 things at a time:
-//! `cargo run --example semaphore`
+//! Shows a semaphore with 3 permits. Of 20 threads in 3 processes, at most 3 threads use a pool at
+//! the same time: `cargo run --example semaphore`
 
 mod stage;
 

@@ -17,8 +17,8 @@ use tokio::time::{sleep, timeout, timeout_at};
 
 use stage::{Stage, Trouble};
 
-/// The number of the runtime's blocking threads. `WAITERS` of them may wait for locks, and more
-/// tasks than that wait. (By default tokio has 512 blocking threads.)
+/// The number of the runtime's blocking threads. At most `WAITERS` of these threads wait for locks,
+/// although more tasks wait. (By default tokio has 512 blocking threads.)
 const BLOCKING_THREADS: usize = 4;
 const WAITERS: usize = 2;
 const TASKS: usize = 50;
@@ -108,8 +108,8 @@ async fn show_async(stage: &Stage, lock: &ReentrantLock) -> Result<(), Trouble> 
     // A limit also ends the wait for a permit.
     let short = lock_async(lock, Duration::from_millis(50), &waiters).await?;
     assert!(short.into_option().is_none(), "two have the lock");
-    // All tasks wait now, and two of them occupy blocking threads. All blocking threads but these
-    // two are free.
+    // All tasks wait now, and two of them occupy blocking threads. The other blocking threads are
+    // free.
     while waiters.available_permits() > 0 {
         sleep(Duration::from_millis(5)).await;
     }

@@ -1,7 +1,7 @@
 //! Shows what happens to a shop's stock when several processes sell it at the same time. The show
-//! compares sales without a lock, with a lock, with a fair lock, with a lock whose holders are
-//! killed in mid-sale, and with a lock whose holders are paused until their leases have ended and
-//! then write, plainly or in a script of the guard.
+//! compares sales without a lock, with a lock, and with a fair lock. In other scenarios some
+//! holders are killed in mid-sale, or are paused until their leases have ended. A paused holder
+//! then writes, with a plain command or in a script of its guard.
 //!
 //! ```sh
 //! cargo run --example inventory
@@ -70,8 +70,8 @@ fn sell_out(
             continue;
         }
         trap(stock, left)?;
-        // The later write. If the process was paused after the check, the lock may be lost, and
-        // only the server can detect this in time.
+        // The write. If the process was paused after the check, the lock may be lost. Only the
+        // server can detect this loss in time.
         let is_sold = match &guard {
             Some(guard) if duty.is_fenced => stock.sell_one_under(guard, left)?,
             _ => stock.sell_one(left).map(|()| true)?,
@@ -163,7 +163,7 @@ impl Guard {
 /// A scenario, which is one line of the table.
 struct Scenario {
     guard: Guard,
-    /// The client's `watchdog_timeout`, for which the lock of a killed process stays taken.
+    /// The client's `watchdog_timeout`. The lock of a killed process stays taken for this time.
     lease: Duration,
     /// How many processes are killed while they hold the lock.
     kills: usize,

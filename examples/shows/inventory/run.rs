@@ -18,7 +18,7 @@ const TICK: Duration = Duration::from_millis(5);
 /// If there is no sale for this time after the end of a lease, the scenario fails.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// The values that all scenarios share. The keys differ.
+/// The values that all scenarios share. Each scenario has its own keys.
 pub(crate) struct Shop<'a> {
     pub(crate) url: &'a str,
     pub(crate) prefix: &'a str,

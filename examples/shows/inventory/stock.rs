@@ -70,8 +70,9 @@ impl Stock {
             .exec(&mut self.connection)
     }
 
-    /// Does the same in one script, which the server runs only while the guard's lock is held.
-    /// Returns `false` if the lock was lost: then nothing was sold.
+    /// Does the same as [`sell_one`](Self::sell_one), in one script. The server runs the script
+    /// only while the guard's lock is held. If the lock was lost, sells nothing and returns
+    /// `false`.
     pub(crate) fn sell_one_under(&self, guard: &LockGuard, seen: i64) -> Result<bool, Error> {
         let Keys { items, ledger, .. } = &self.keys;
         let line = format!("{} {seen}", self.process);
@@ -82,7 +83,8 @@ impl Stock {
         }
     }
 
-    /// Returns `true` only to the first process. At this number of items, that process dies.
+    /// Returns `true` only to the first process that asks at this number of items. That process is
+    /// then killed or paused.
     pub(crate) fn dies_first(&mut self, left: i64) -> RedisResult<bool> {
         self.connection.sadd(&self.keys.deaths, left)
     }
