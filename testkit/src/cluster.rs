@@ -342,9 +342,9 @@ impl Cluster {
     /// servers still receive this server's messages.)
     pub fn cut_off(&self, server: &Server) {
         let mut forget = redis::pipe();
-        // The commands are one transaction. In versions after Redis 7.0, servers tell the servers
-        // that they still know which server to forget. In Valkey, the other servers would introduce
-        // themselves again, so this server must ignore them.
+        // The commands are one transaction. In versions after Redis 7.0, a server also makes the
+        // servers that it still knows forget the other server. In Valkey, the other servers would
+        // introduce themselves again, so this server must ignore them.
         forget.atomic();
         for other in self.servers.iter().filter(|other| other.port() != server.port()) {
             forget.cmd("CLUSTER").arg("FORGET").arg(self.id(other));

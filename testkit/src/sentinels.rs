@@ -18,8 +18,8 @@ const BOUND: Duration = Duration::from_secs(60);
 /// How long a master may be silent by default. See [`PINGS`].
 const DOWN_AFTER: Duration = Duration::from_millis(1200);
 /// The time between two pings of a Sentinel. A Sentinel counts a new master's silence from the
-/// switch, and sends the first ping this time after the switch. If this time were as long as a
-/// master may be silent, a new master that answers a little late would be replaced at once. While a
+/// switch, and sends the first ping this time after the switch. If this time were equal to
+/// [`DOWN_AFTER`], a new master that answers a little late would be replaced at once. While a
 /// master is down, the Sentinels ask the replicas each second, and choose no replica that was
 /// silent for five times this time.
 const PINGS: &str = "500";
@@ -27,17 +27,18 @@ const PINGS: &str = "500";
 /// master that answers, they choose no replica whose state is older than three times this time. If
 /// the Sentinels find no replica, none of them tries again.
 const LOOKS: &str = "400";
-/// The time between two exchanges of the Sentinels' views. If a Sentinel does not hear of a new
-/// master within four times this time, it makes that master a replica again. The leading Sentinel
-/// may need a second to notice that the server is the master.
+/// The time between two exchanges of the Sentinels' views. If a Sentinel receives no view with a
+/// new master within four times this time, the Sentinel makes that master a replica again. The
+/// leading Sentinel may need a second to notice that the server is the master.
 const TELLS: &str = "400";
-/// How long a Sentinel may take to answer a request to begin a failover, or a question whether it
-/// has begun one. If the test asked another Sentinel earlier, there could be two failovers.
+/// How long the test waits when it asks a Sentinel to begin a failover, or asks whether the
+/// Sentinel has begun a failover. If the test asked another Sentinel earlier, two failovers could
+/// begin.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a Sentinel does nothing after it stood still for 2 s (for example because of a busy
 /// disk). The default is half a minute. If the master failed during that time, its replicas would
-/// be without a master for more than ten times as long as a master may be silent. The Sentinels
-/// would never choose such a replica.
+/// be without a master for more than ten times [`DOWN_AFTER`]. The Sentinels never choose such a
+/// replica.
 const RESTS: &str = "1000";
 
 /// A master, two replicas and three Sentinels, on free ports of 127.0.0.1.
@@ -426,7 +427,7 @@ mod tests {
         let second = sentinels.master();
         assert_ne!(first.port(), second.port());
         sentinels.revive(first);
-        // Returns when the Sentinels report another master. (Later they may report yet another.)
+        // Returns when the Sentinels report another master. (Later they may report a third master.)
         sentinels.fail_over();
         sentinels.wait_ready();
     }

@@ -1,4 +1,4 @@
-//! More processes for a test, and waits for conditions that no event announces.
+//! Processes that a test starts, and waits for conditions that no event announces.
 
 use std::collections::VecDeque;
 use std::env;

@@ -17,14 +17,14 @@ pub enum Direction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Drops the command and cuts the connection, so that the command never runs. (In a rule for
-    /// replies, this is the same as [`Action::LoseReply`], as is [`Action::LateRequest`].)
+    /// replies, this action and [`Action::LateRequest`] do the same as [`Action::LoseReply`].)
     LoseRequest,
     /// Lets the command run, but cuts the connection before the reply. The rule counts as fired
     /// when the command has run and the connection is cut.
     LoseReply,
-    /// Cuts the connection to the client at once, and lets the command run after this time, when the
-    /// client may have sent other commands on another connection. The rule counts as fired when the
-    /// command has run.
+    /// Cuts the connection to the client at once, and lets the command run after this time. By
+    /// then, the client may have sent other commands on another connection. The rule counts as
+    /// fired when the command has run.
     LateRequest(Duration),
     /// Delays the reply by this time. Later replies come after the delayed reply.
     DelayReply(Duration),
