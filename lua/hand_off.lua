@@ -1,7 +1,7 @@
--- Prepended to every script of a lock or a read-write lock, after prelude.lua: the queue of
--- processes, the messages to these processes, and the window for Redisson's clients, which are not
--- in the queue. docs/hand-off.md has the reasons. After this file comes lock/holder.lua or
--- read_write/holders.lua.
+-- Prepended to every script of a lock or a read-write lock, after prelude.lua and before
+-- lock/holder.lua or read_write/holders.lua. This part has the queue of processes, the messages to
+-- these processes, and the window for Redisson's clients, which do not queue. docs/hand-off.md has
+-- the reasons.
 --
 -- KEYS 1 the lock, 2 the queue, 3 the window
 -- ARGV differ from script to script. Each script sets `database`, the number of the database (an
@@ -16,12 +16,12 @@ local public, database
 -- In ms: the length of a window, in which only Redisson's clients take the lock; the least age of a
 -- chain that may open a window.
 local WINDOW, AGE = 4, 10
--- The time for which the queue outlives the last request. (A string, so that the server need not
--- convert a number.)
+-- The queue's time to live in ms, counted from the last request. (The value is a string, so that
+-- the server need not convert a number.)
 local KEPT = '60000'
--- In ms: how long an entry counts as alive after its owner's last request (a waiter sends one at
--- least every 1.2 s); the greatest age of a request from which the script may judge entries silent
--- (see `pass_silent`).
+-- In ms. HEARD: how long an entry counts as alive after its owner's last request. (A waiter sends a
+-- request at least every 1.2 s.) PROMPT: only a request that is at most this old may remove silent
+-- entries (`pass_silent`).
 local HEARD, PROMPT = 2000, 400
 
 -- Fails on a replica, and changes nothing on a master. If a replica told a client that the client
@@ -143,10 +143,11 @@ local function window_left()
     return type(left) == 'number' and left > 0 and left <= WINDOW and left or nil
 end
 
--- Sends a message to the first process in the queue that listens: the process must ask in `left`
--- ms, when the window ends, or at once (0). Without the message no process would ask. Removes the
--- entries in front of that process, except the entry of `asker`. The asker's subscription may still
--- be on its way to the server, and the asker asks again after the server has confirmed it.
+-- Sends a message to the first process in the queue that listens. The message tells the process to
+-- ask in `left` ms, when the window ends; 0 means at once. Without the message no process would
+-- ask. Removes the entries in front of that process, except the entry of `asker`. The asker's
+-- subscription may still be on its way to the server, and the asker asks again after the server has
+-- confirmed it.
 local function announce(left, asker)
     while true do
         local head = redis.call('lindex', queue, 0)
@@ -186,9 +187,10 @@ local function hand_on(since, count, message, grant)
         -- redlatch's clients, which also listen to the second channel.
         local heard = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
         local others = refused(heard) and 0 or heard[2] - heard[4]
-        -- Each Redisson client gets the lock once in the time in which each redlatch process gets
-        -- it once. The redlatch processes are the waiters and the process that releases. If only
-        -- the age decided, Redisson's clients would get many times their share when holds are long.
+        -- In the time in which each redlatch process gets the lock once, each Redisson client gets
+        -- the lock once, too. The redlatch processes are the waiters and the process that releases.
+        -- If only the age decided, Redisson's clients would get many times their share when holds
+        -- are long.
         if others > 0 and count * others > length() then
             -- The window must be a key at the server: the next request of this process may be in
             -- the same packet and must find the window open.

@@ -11,10 +11,10 @@
 --        leaves had arrived in a generation that has ended, and the server does not know whether
 --        the generation tripped
 --
--- If a party leaves after it has sent an arrival, its request has the number of the arrival. The
--- record then shows whether the party has arrived. If the arrival was sent again, a copy that comes
--- after this request changes nothing. If the generation of the arrival has tripped, the reply is
--- the same as to the arrival.
+-- If a party sends an arrival and then leaves, the request to leave has the arrival's number. The
+-- record then shows whether the party has arrived. A copy of the arrival that comes after the
+-- request to leave changes nothing. If the generation of the arrival has tripped, the request to
+-- leave gets the same reply as the arrival.
 local leaves = ARGV[8] == '2'
 local text_of, missing = string.match(last == number and result or '', '^(%d+)(%d%d%d%d%d%d)$')
 if leaves then

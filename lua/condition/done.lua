@@ -2,7 +2,7 @@
 -- the notification on.
 --
 -- KEYS, ARGV 1 see waiters.lua
--- ARGV 2 waiter, 3 '1' = it did not use its notification, and no longer waits
+-- ARGV 2 waiter, 3 '1' = the waiter did not use its notification, and no longer waits
 -- reply: 1 = the waiter had been notified; 0 = the waiter has no record
 local pass = ARGV[3] == '1'
 if pass then
@@ -25,8 +25,8 @@ if pass then
 end
 redis.call('hdel', notified, ARGV[2])
 if redis.pcall('hlen', notified) == 1 then
-    -- The one field may be the field '', which is no record. If it is, no record is left, and the
-    -- HDEL of '' removes the whole hash. If the one field is a record, the HDEL removes nothing.
+    -- The last field may be the field '', which is not a record. In that case this HDEL removes the
+    -- whole hash. If the last field is a record, this HDEL removes nothing.
     redis.call('hdel', notified, '')
 end
 return 1

@@ -1,7 +1,7 @@
 -- Returns whether a waiter still waits. Passes on the notifications of dead waiters.
 --
 -- KEYS, ARGV 1 see waiters.lua
--- ARGV 2 waiter, 3 '1' = it stops waiting
+-- ARGV 2 waiter, 3 '1' = the waiter stops waiting
 -- reply: 1 = the waiter waits, or waited until now; 0 = the waiter was notified
 --
 -- If there are many records, the script reads them all only if no waiter's request has read them in

@@ -1,4 +1,4 @@
--- Prepended to the scripts that notify, after waiters.lua: how a waiter is notified.
+-- Prepended to the scripts that notify waiters, after waiters.lua.
 
 -- Returns whether a waiter's process listens to its channel. The script runs PUBSUB NUMSUB once for
 -- each process. (The number that PUBLISH returns also includes pattern subscriptions of other

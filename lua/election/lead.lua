@@ -2,7 +2,7 @@
 --
 -- KEYS 1 the lock, 2 its leader
 -- ARGV 1 owner, 2 token, 3 who, 4 host, 5 channel, 6 the leader's own value, if it has one
--- reply: 1 = done, 0 = the lock is not this owner's
+-- reply: 1 = done, 0 = this owner does not have the lock
 if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
     return 0
 end

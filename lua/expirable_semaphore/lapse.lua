@@ -18,9 +18,9 @@ end
 -- ended. Returns the new number of free permits, or nil if there was no permit to give back.
 --
 -- All permits are given back or none: the function raises the number before it removes an id. First
--- it tries the commands that may be refused in a form that changes nothing, with an unknown id and
--- an empty range of times. After these commands, a server that is out of memory does not refuse
--- INCRBY.
+-- the function tries the commands that the server may refuse. These trials have an unknown id and
+-- an empty range of times, so they change nothing. After them, a server that is out of memory does
+-- not refuse INCRBY.
 local function take_back(ids)
     local lapsed = redis.call('zcount', KEYS[2], '-inf', now)
     if lapsed + #ids == 0 then

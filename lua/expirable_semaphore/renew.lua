@@ -2,9 +2,9 @@
 --
 -- KEYS 1..n for each permit the key of its semaphore's permits with the ends of their leases
 -- ARGV 1 lease in ms (0: change nothing, only ask), 2 the longest requested lease of these permits,
---      as of ../lock/renew.lua (0: not known), 3..n+2 the id of each permit
+--      as in ../lock/renew.lua (0: not known), 3..n+2 the id of each permit
 -- reply: for each permit 1 = renewed, 2 = renewed, but the lease is longer than any thread asked
---        for, 0 = it is gone or its lease has ended, else the server's refusal
+--        for, 0 = the permit is gone or its lease has ended, else the server's refusal
 --
 -- A lease that has ended is never raised: the next request may give that permit to another owner.
 -- If a lease became too long because the clock was set back, the script cuts it if ARGV 2 is

@@ -7,7 +7,8 @@
 -- reply: 1 = done, 0 = no such permit, or its lease has ended
 --
 -- This script must succeed on a server that is out of memory. The ZREM removes nothing, but it is a
--- write that the server accepts. After it, the server refuses no further command of the script.
+-- write that the server accepts. After the ZREM, the server refuses no further command of the
+-- script.
 redis.call('zrem', KEYS[3], '')
 local old_end
 local new_end = math.floor(now) + ARGV[6]

@@ -5,14 +5,15 @@
 --      yes; 0 = no; 3 = no, and its client has no other waiter in the queue and does not listen
 --      yet, 7.. with 1: the other queued owners of the same client; with 0 and 3: the companions,
 --      which are owners that get the entries behind this one, in this order
--- reply: {1, followers, now} = taken; {2, followers, now} = it was this owner's already; followers:
---        the numbers of the waiters of the same client directly behind, in their order, separated
---        by commas, or '-'; now: the server's time in ms if there are companions, otherwise 0
+-- reply: {1, followers, now} = taken; {2, followers, now} = this owner already had it; followers:
+--        the numbers of the waiters of the same client directly behind this owner, in their order,
+--        separated by commas, or '-'; now: the server's time in ms if there are companions,
+--        otherwise 0
 --        {0, now, ask, redisson, back} = queued; ask: ms after which the owner may ask again if it
 --        gets no message (-1: only after a message, as always for its companions); redisson: 1 =
 --        the message may come from a Redisson client, on each owner's own channel, because a
 --        Redisson client holds the lock or (at the first request) waits ahead; back: 1 = the owner
---        had lost its entry, and has one again
+--        had lost its entry, and has a new entry now
 --        {3, now} = only if ARGV 6 is 2: the owner has lost its entry and got no new one
 --
 -- The owner names one acquisition, so the request may be sent again: it gets the same grant again,
@@ -24,8 +25,8 @@
 -- no score (docs/fair-lock.md, "Scores"). While the lock is held, the script drops no waiter: a
 -- stopped process may continue.
 local lease, owner, was_queued = ARGV[4], ARGV[5], ARGV[6] == '1' or ARGV[6] == '2'
--- A client's first waiter may be granted the lock before the client listens. A score that is half a
--- ms lower marks this waiter. The waiter's next request or keep-alive removes the mark. The
+-- A client's first waiter may be granted the lock before the client listens. As a mark, the score
+-- of this waiter is half a ms lower. The waiter's next request or keep-alive removes the mark. The
 -- client's later waiters need no mark: when one of them becomes first, the client listens or is
 -- dead.
 local mark = ARGV[6] == '3' and 0.5 or 0
@@ -40,16 +41,16 @@ end
 if held_by == owner then
     raise(left, lease)
 end
--- Whether the holder's process may want a message that this request adds the first entry
--- (`say_wanted` in ../prelude.lua).
+-- Whether the holder's process may want a message when the first waiter queues (`say_wanted` in
+-- ../prelude.lua).
 local may_tell = held_by and string.find(held_by, '[13579]$') and tonumber(number(held_by)) >= 2^50
     and not redis.call('lrange', queue, 0, 0)[1]
 
 -- Returns the number n of Redisson's waiters in the queue. If a live redlatch waiter has the
 -- highest score, all n are ahead of it: a Redisson waiter behind it would have a higher score. In
--- this case the highest score shows n: it is at most the fair wait above n times Redisson's wait.
--- (If `rest` is less than half the fair wait, the waiter has missed keep-alives, so its score may
--- not show n.)
+-- this case n is found from the highest score, which is now + n times Redisson's wait + at most the
+-- fair wait. (If `rest` is less than half the fair wait, the waiter has missed keep-alives, so its
+-- score may not show n.)
 local function redissons()
     local top = redis.call('zrevrange', timeouts, 0, 0, 'withscores')
     if not top[1] then
@@ -91,7 +92,7 @@ local function push(ids, command, ...)
 end
 
 -- Adds the owner and its companions to the end of the queue. Returns the owner's position. `stays`:
--- 2 if the owner gets the lock at once, and so only its companions wait; otherwise 1.
+-- 2 if the owner gets the lock at once, so that only its companions go on waiting; otherwise 1.
 local function line_up(redissons_ahead, stays)
     local ids = {}
     for i = 5, #ARGV do

@@ -2,8 +2,9 @@
 -- meanwhile.
 --
 -- KEYS and ARGV 1 to 3: line.lua
--- ARGV 4 owner, 5 1 = give up only its entry and keep a hold; otherwise 0
--- reply: 2 = it held the lock, which is released now, 1 = its entry was removed, 0 = neither
+-- ARGV 4 owner, 5 1 = give up only the owner's entry and keep its hold, if it has one; otherwise 0
+-- reply: 2 = the owner held the lock, which is released now, 1 = the owner's entry was removed, 0 =
+--        the owner had no hold and no entry
 --
 -- The scores of the waiters behind do not change, because they include no time for this owner. If
 -- the lock is free now, the script hands it on: this owner may have held the lock, or a Redisson

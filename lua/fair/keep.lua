@@ -3,7 +3,8 @@
 -- KEYS and ARGV 1 to 3: line.lua
 -- ARGV 4 owner, 5 the time for which the hold is still kept, in ms, 6.. the followers to which the
 --      hold was passed: they leave the queue
--- reply: nil = this owner does not have it; 0 = the owner keeps it for at most that time
+-- reply: nil = this owner does not have the lock; 0 = the owner keeps the lock for at most that
+--        time
 --
 -- The script only shortens the lease, so the request may be sent again. The first waiter knows only
 -- the old end of the lease, so the script sends this waiter a message to ask again.

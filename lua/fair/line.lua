@@ -9,7 +9,7 @@
 --
 -- Invariant: if the lock is free when one of these scripts ends, the queue is empty, or its head is
 -- a Redisson waiter that got a message or asks without one. So the next waiter gets the lock even
--- if no other thread runs a script.
+-- if no thread but the waiter runs a script.
 --
 -- The server may refuse a command for lack of rights or memory, but this must happen before the
 -- script has changed anything. So the script first tries each command that might be refused in a
@@ -47,8 +47,8 @@ local function tell(id)
     end
 end
 
--- Raises the lease. The function never shortens the lease. Otherwise a request that is sent again
--- could undo an extension. The function always writes: see lock/acquire.lua.
+-- Raises the lease. The function never shortens the lease: a request that is sent again must not
+-- undo an extension. The function always writes: see lock/acquire.lua.
 local function raise(left, lease)
     redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
 end
@@ -158,7 +158,7 @@ local function hand_on(asks, alive, line)
             return head, false, dropped
         elseif lives then
             seat(head, PROVISIONAL)
-            -- The name is appended, because string.format would cut it at a zero byte.
+            -- The lock's name is appended, because string.format would cut the name at a zero byte.
             redis.call('publish', own_channel(head), string.format('grant %s %.0f %d %s %s ',
                 number(head), now(), PROVISIONAL, followers(head, line, 2), database) .. lock)
             return head, true, dropped

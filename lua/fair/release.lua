@@ -3,8 +3,8 @@
 -- KEYS and ARGV 1 to 3: line.lua
 -- ARGV 4 owner, 5.. owners that leave the queue, too: the followers to which this hold was passed,
 --      and the owner itself if its request was sent again and the copy may have queued the owner
--- reply: nil = this owner does not have it; 1 = handed on; 0 = free, and if the first waiter is
---        Redisson's, it got a message; 5 = free, but the server refused that message
+-- reply: nil = this owner does not have the lock; 1 = handed on; 0 = free, and if the first waiter
+--        is Redisson's, it got a message; 5 = free, but the server refused that message
 --
 -- One HDEL checks the owner and deletes the lock. A server that is out of memory allows it. Before
 -- the HDEL, the script checks that the user may run the later commands. The owner names one

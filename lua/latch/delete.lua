@@ -9,7 +9,7 @@
 return once(function()
     return stored(KEYS[1]) and {'1', 'del', KEYS[1]}
 end, function()
-    -- If the server refuses the message, the latch is removed all the same.
+    -- If the server refuses the message, the latch is removed nevertheless.
     redis.pcall('publish', ARGV[5], '0')
     return 1
 end)

@@ -4,10 +4,10 @@
 --
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or if 4 follows; in every
---      request after the first: 4 the server's time in ms since which the owner waits, from a
---      reply, 5 if the owner's client may judge entries silent (`pass_silent`): the server's
+--      request after the first: 4 the server's time in ms at which the owner began to wait, from an
+--      earlier reply, 5 if this request may remove silent entries (`pass_silent`): the server's
 --      present time in ms, as the client estimates it
--- reply: n >= 0: taken, and n processes wait; n < 0: it was this owner's already, and -1 - n
+-- reply: n >= 0: taken, and n processes wait; n < 0: this owner already had it, and -1 - n
 --        processes wait; if the lock has tokens, {n, the last token of this hold}
 --        {now, left, place, whose, fresh} = refused; now: the server's time in ms; left: ms after
 --        which another request may succeed (2000 if an owner behind others asks for the first

@@ -16,7 +16,7 @@ local who, left, foreign = holder()
 if foreign then
     return foreign
 elseif who == owner then
-    -- Write in any case, for clients that wait for replicas: see acquire.lua.
+    -- The script writes in any case, for clients that wait for replicas: see acquire.lua.
     redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
     return take_tokens() or taken(-1 - length())
 elseif who ~= ticket then

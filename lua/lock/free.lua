@@ -14,7 +14,8 @@ if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0 then
         -- A lock must not stay without a time to live.
         redis.pcall('hdel', KEYS[1], ARGV[2])
     elseif type(token) == 'number' and token < 1024 then
-        -- Undo the INCRBY: the rest of the script refuses such a value (take_tokens in holder.lua).
+        -- Undo the INCRBY: the rest of the script refuses a negative value (take_tokens in
+        -- holder.lua).
         redis.pcall('incrby', KEYS[4], '-1024')
     end
 end

@@ -6,8 +6,8 @@
 --
 -- One HDEL checks the owner and ends its hold, because a lock has one field. LLEN has shown that
 -- the queue is a list. The script checks only the right to send the grant message: an owner that
--- did not receive the message would block the other waiters. If another command is refused, the
--- lock is free, and the waiters find it free when they ask.
+-- did not receive the message would block the other waiters. If the server refuses another command,
+-- the lock is free, and the waiters find it free when they ask.
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 -- since: when the chain began (ARGV 3 of release.lua); own: the beginning of an own channel's name.
 local since, own = tonumber(ARGV[3] or 0), 'redisson_lock__channel:{redlatch:'

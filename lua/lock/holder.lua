@@ -34,8 +34,8 @@ local function take_tokens()
     return trouble
 end
 
--- The reply to an owner that has the lock now. `places`: the number of waiting entries, or -1 minus
--- that number if this owner had the lock already.
+-- Returns the reply to an owner that has the lock now. `places`: the number of waiting entries, or
+-- -1 minus that number if this owner already had the lock.
 local function taken(places)
     return token and {places, token} or places
 end

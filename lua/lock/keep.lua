@@ -4,7 +4,8 @@
 -- KEYS see ../hand_off.lua
 -- ARGV 1 owner, 2 the time for which the hold is still kept, in ms, 3 number of the database, if it
 --      is not 0
--- reply: nil = this owner does not have it; 4 = the owner keeps it for at most that time
+-- reply: nil = this owner does not have the lock; 4 = the owner keeps the lock for at most that
+--        time
 --
 -- The script only shortens the lease, so the request may be sent again. The script sends the first
 -- waiter a message to ask at the new end of the lease.
@@ -23,8 +24,8 @@ local size, timeout = redis.call('hlen', lock), timeout_of(lock, owner, 1)
 if size > 1 and redis.call('pttl', timeout) > rest then
     redis.call('pexpire', timeout, rest)
 end
--- With more readers than this, reading all timeouts takes too long. If there are more, the next
--- reader that leaves shortens the lock's time to live.
+-- If there are more readers than this, the script does not read their timeouts, which would take
+-- too long. The next reader that leaves then shortens the lock's time to live.
 local MANY = 64
 local left = size <= MANY and cut(lock, owner, rest)
 if left then

@@ -1,6 +1,6 @@
 -- Comes after free.lua in acquire.lua, or before free.lua if the lock is most likely held. This
 -- part handles a request while another redlatch owner has the lock. An owner that asks for the
--- first time gets an entry, and an owner that asks again and still has its entry gets a reply.
+-- first time gets an entry. An owner that asks again and still has its entry gets only a reply.
 --
 -- The rest of the script would do the same, but would run PTTL for every first request. In this
 -- part only the first owner in the queue gets the remaining lease, because that owner asks again

@@ -4,22 +4,22 @@
 -- must be listed: while a slot moves, the lock and the timeout may be at different servers, and a
 -- cluster refuses the script only if both keys are listed.
 -- ARGV 1 lease in ms (0: change nothing, only ask), 2 the longest lease that any thread has asked
---      for of these holds, in ms (0: not known). The reply reports a longer lease. If ARGV 2 is
---      negative, the script cuts a longer lease to -ARGV 2. 3..n+2 the owner of each lock. After
---      the prefix `read `, the owner reads, and its timeout is renewed, too
---      (docs/read-write-lock.md). After the prefix `want `, which comes before `read `, the reply
---      also says whether others wait for the lock
+--      for among these holds, in ms (0: not known). The reply reports a longer lease. If ARGV 2 is
+--      negative, the script cuts a longer lease to -ARGV 2. 3..n+2 the owner of each lock. The
+--      prefix `read ` means that the owner reads, so its timeout is renewed, too
+--      (docs/read-write-lock.md). The prefix `want `, which comes before `read `, asks whether
+--      others wait for the lock
 -- reply: for each lock 1 = renewed, 2 = renewed, but the lease is longer than any thread asked for,
 --        3 and 4 = as 1 and 2, and others wait, 0 = this owner does not have the lock, else the
 --        server's refusal
 --
 -- A renewal raises a shorter lease and keeps a longer one, because a thread may have asked for the
 -- longer one. If a lease is longer than any thread asked for, the server's clock was set back. A
--- lease that is too long must be cut: if its process died, the lock would stay taken until the
--- lease ended. The script does not cut the lease at once, because a request for a longer lease may
--- have overtaken this renewal on another connection. So the client first checks whether a thread
--- asked for a longer lease, and then requests the cut in another renewal. If the server refuses
--- PTTL, the lease does not change.
+-- lease that is too long must be cut: if the holder's process died, the lock would stay taken until
+-- the lease ended. The script does not cut the lease at once, because a request for a longer lease
+-- may have overtaken this renewal on another connection. So the client first checks whether a
+-- thread asked for a longer lease, and then requests the cut in another renewal. If the server
+-- refuses PTTL, the lease does not change.
 --
 -- The script always writes. A client that waits for replicas waits for the writes of this
 -- connection, and the longer lease may have been written over another connection. Each command runs

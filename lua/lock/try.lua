@@ -1,9 +1,9 @@
--- Takes a lock that is free or already this owner's. The script ignores the queue and makes no
--- entry in it.
+-- Takes a lock that is free or that this owner already has. The script ignores the queue and adds
+-- no entry to it.
 --
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0
--- reply: n >= 0: taken, and n processes wait; n < 0: it was this owner's already, and -1 - n
+-- reply: n >= 0: taken, and n processes wait; n < 0: this owner already had it, and -1 - n
 --        processes wait; if the lock has tokens, {n, the last token of this hold}; nil = not taken;
 --        WRONGTYPE = the key holds no lock
 local lease, owner = ARGV[1], ARGV[2]

@@ -7,7 +7,7 @@
 -- probably more waiters. In that case hand_over.lua releases the lock.)
 --
 -- One HDEL checks the owner and ends its hold, because a lock has one field. If the server refuses
--- the message, the lock is free all the same.
+-- the message, the lock is free nevertheless.
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 -- The reply (see release.lua), or nil if the rest of the script must release the lock.
 local told = 0

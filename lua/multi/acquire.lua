@@ -1,5 +1,5 @@
--- Takes several locks of one kind, all or none. The script takes the locks only if no other owner
--- holds or waits for one of them.
+-- Takes several locks of one kind, all or none. If another owner holds or waits for one of the
+-- locks, the script takes none.
 --
 -- Comes after the function `one`, which takes a free lock without waiters: ../lock/free.lua or
 -- ../read_write/free.lua.
@@ -7,13 +7,13 @@
 -- KEYS for each lock, one after the other: the lock, the queue, the window, and the last fencing
 --      token if the locks have tokens
 -- ARGV 1 lease in ms, 2… the owner for each lock
--- reply: the list of the locks' replies (../lock/acquire.lua, from 0 on) = all are taken; nil = no
---        lock is taken, because an owner of another client holds one of them; 0 = no lock is taken
---        for another reason, and the client asks for one lock after the other
+-- reply: the list of the locks' replies (0 or above, as in ../lock/acquire.lua) = all are taken;
+--        nil = no lock is taken, because an owner of another client holds one of them; 0 = no lock
+--        is taken for another reason, and the client asks for one lock after the other
 --
 -- The script checks all locks before it changes one, and takes no lock that has a queue or a
 -- window. If the server refuses a command after the first change, the script frees the locks that
--- it has taken. This needs no hand-off: the locks were taken only during this script, so no owner
+-- it has taken. These locks need no hand-off: they were taken only during this script, so no owner
 -- has queued for them.
 --
 -- The request may be sent again. A lock that its owner already has counts as free, because the

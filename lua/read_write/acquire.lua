@@ -56,7 +56,8 @@ if whose == 1 and place > 1 and fresh == 0 then
     -- a while.
     announce(0, owner)
 end
--- The most holders that get a message. The other readers find the waiter at their renewals.
+-- The greatest number of holders that get a message. The other holders find the waiter at their
+-- renewals.
 local MOST_TOLD = 100
 if mode and is_first then
     for _, holder in ipairs(redis.pcall('hrandfield', lock, MOST_TOLD)) do

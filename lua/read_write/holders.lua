@@ -15,8 +15,9 @@ local function writes(owner)
     return string.sub(owner, -6) == ':write'
 end
 
--- Returns the key that exists as long as level `n` of a reader. (A redlatch reader has one level.)
--- If this key is missing, the next Redisson reader that leaves deletes the lock.
+-- Returns the timeout key of a reader's level `n`, which exists as long as this level. (A redlatch
+-- reader has one level.) If this key is missing, the next Redisson reader that leaves deletes the
+-- lock.
 local prefix = (string.find(lock, '{', 1, true) and lock or '{' .. lock .. '}') .. ':'
 local function timeout(owner, n)
     return prefix .. owner .. ':rwlock_timeout:' .. n
@@ -147,11 +148,11 @@ local function others(owner, size)
 end
 
 -- For a lock with many readers: examines a few readers at random. Returns nil if `others` must
--- examine all readers: if all examined leases have expired, if no live redlatch reader was
--- examined, or if only the lease of `owner` may be as long as the lock's time to live. In the other
--- cases returns the lock's time to live and the dead readers among the examined ones. The lock then
--- keeps its time to live, which may come from a reader that has left. Once only MANY readers are
--- left, `others` corrects the time to live. If all readers die, `outlived` does so.
+-- examine all readers. This is so if all examined leases have expired, if no live redlatch reader
+-- was examined, or if only the lease of `owner` may be as long as the lock's time to live.
+-- Otherwise returns the lock's time to live and the dead readers among the examined readers. The
+-- lock then keeps its time to live, which may come from a reader that has left. Once only MANY
+-- readers are left, `others` corrects the time to live. If all readers die, `outlived` does so.
 local function some(owner)
     local fields = redis.pcall('hrandfield', lock, -LOOKS, 'withvalues')
     if refused(fields) then
@@ -227,10 +228,10 @@ local function drop(owner)
     return free, not ours
 end
 
--- Examines all readers if there are many. A writer's request calls this. Returns whether the
--- readers were examined: then the lock may be free now. A reader that left long ago may have set
--- the lock's time to live (see `some`). Usually the release of another reader corrects that time.
--- If all readers have died, no release comes.
+-- Examines all readers if there are many. A writer's request calls this function. Returns whether
+-- the readers were examined. If they were, the lock may be free now. A reader that left long ago
+-- may have set the lock's time to live (see `some`). Usually the release of another reader corrects
+-- that time. If all readers have died, no release comes.
 local function outlived()
     if redis.call('hlen', lock) > MANY then
         -- (This only removes dead readers, and ends no live owner's hold.)

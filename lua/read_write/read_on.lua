@@ -16,5 +16,5 @@ if redis.call('hexists', lock, owner) == 0 then
     return nil
 end
 local waiting = length()
--- If there are waiters, the lease is not extended: they might have to wait until it ends.
+-- If there are waiters, the lease is not extended: the waiters might have to wait until it ends.
 return waiting == 0 and raise_hold(owner, lease) or waiting

@@ -37,7 +37,7 @@ if trouble then
     look()
     return trouble
 elseif not writes(owner) then
-    -- Readers at the head of the queue enter with this one.
+    -- Readers at the head of the queue enter with this reader.
     look()
 end
 return length()

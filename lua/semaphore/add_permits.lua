@@ -1,4 +1,4 @@
--- Adds a number, which may be negative, to the number of permits.
+-- Changes the number of permits by ARGV 5, which may be negative.
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel

@@ -2,7 +2,8 @@
 --
 -- KEYS 1 the semaphore, 2 record, 3 its mark
 -- ARGV 1-4 as in once.lua
--- reply: {how many there were, which may be negative, as text from 2^53 on; mark}; 0 = none
+-- reply: {the number of free permits before, which may be negative, as text from 2^53 on; mark}; 0
+--        = no free permits
 if last == number then
     -- This request was sent again. The script writes nevertheless, because the client may wait for
     -- replicas: see ../lock/acquire.lua.

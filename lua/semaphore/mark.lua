@@ -7,8 +7,8 @@
 -- another mark. A client's changes to the old semaphore must not be repeated at the new semaphore
 -- (mend.lua). The mark has a key of its own, and the reply to each change contains it. A script
 -- that makes the number sets a new mark, even if there is an old mark: Redisson and older versions
--- of redlatch remove only the number. A number that an older client or Redisson has made has no
--- mark. A script that changes a number without a mark adds a mark.
+-- of redlatch remove only the number. If Redisson or an older client made the number, it has no
+-- mark. The first script that changes this number adds a mark.
 if KEYS[3] then
     mark = redis.call('get', KEYS[3]) or ''
 end

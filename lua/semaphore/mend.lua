@@ -5,7 +5,7 @@
 -- ARGV 1-4 as in once.lua, with the number of the last change as 1, 5 channel, 6 the mark of the
 --      semaphore that was changed, 7… for each change its number and how many permits it gave back
 --      (negative: it took permits; 0: abandon.lua gave back the permits that it took)
--- reply: by how many permits the number was changed; {now}: too late
+-- reply: how many permits the script added (negative: took away); {now}: too late
 --
 -- The sequence's record shows which changes the server has: see once.lua. If a change that took
 -- permits is repeated, the number of free permits may become negative, until enough permits are

@@ -4,7 +4,7 @@
 -- ARGV 1-4 as in once.lua, 5 permits, 6 channel, 7 1 = only if the semaphore exists, 0 = in any
 --      case
 -- reply: {n, mark}: given back, and n - 1 subscribers got the message; n = -1: the server refused
---        the message; n = -2: the reply to a request that was sent again, since the record does
+--        the message; n = -2: the reply to a request that was sent again, because the record does
 --        not have the number of subscribers; 0 = there is no such semaphore
 --
 -- The message is the new number of free permits, at most the highest int. A negative number would
