@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::Path;
 
-/// The compiler warns only if the call is a whole statement. The warning has the reason.
+/// The attribute `must_use` makes the compiler warn if a statement is only the call. The warning
+/// has the attribute's reason.
 #[test]
 fn a_verb_whose_result_says_whether_it_succeeded_is_must_use_with_a_reason() {
-    // Functions that only ask, and functions after which the state is the same for either result:
-    // nobody holds the lock, nothing is left, no waiter was skipped. Their result only describes
-    // the state before.
+    // Functions whose result a caller may ignore. Some of them only read a state. After each of the
+    // others the state is the same for either result: for example, nobody holds the lock.
     const OTHERS: [&str; 6] =
         ["force_unlock", "delete", "notify_one", "is_locked", "is_broken", "remaining_lease"];
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");

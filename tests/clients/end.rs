@@ -34,7 +34,7 @@ fn worker() {
                 match at % 3 {
                     0 => drop(guard),
                     1 => guard.forget(),
-                    // They are dropped later, while the client is still used.
+                    // The lock and the guard are dropped later, while the client is still used.
                     _ => drop((lock, guard)),
                 }
             }
@@ -59,7 +59,7 @@ fn the_drop_of_the_last_handle_ends_the_clients_threads() {
     // A thread gives itself its name.
     wait_until("the threads run", SOON, || own_threads().len() >= 3 || !cfg!(target_os = "linux"));
     let lock = client.reentrant_lock("last");
-    // The client has subscribed, too.
+    // Makes the client subscribe as well.
     hold_as_redisson(&mut server.connection(), "last", UNIT);
     let guard = lock.lock_owned().unwrap();
     let clone = client.clone();
@@ -234,7 +234,7 @@ fn the_last_handle_may_be_dropped_by_an_on_lost_callback() {
             hold_as_redisson(&mut server.connection(), "callback", LONG);
             let () = redis::cmd("DEL").arg("callback").query(&mut server.connection()).unwrap();
         }
-        // The guard's own handle is dropped first or last.
+        // The guard's own handle is dropped after the loss or before it.
         if round < 2 {
             wait_until("it is lost", SOON, || !guard.is_held());
             drop(guard);
@@ -583,8 +583,8 @@ fn many_releases_are_carried_out_before_the_requests_behind_them() {
             let lock = client.reentrant_lock(&at.to_string());
             lock.try_lock().unwrap().into_option().is_some()
         });
-        // If nothing comes for a moment, as on a busy machine, the client closes the connection and
-        // repeats unanswered commands in the background. Then there is no order.
+        // If the server sends nothing for a moment, as on a busy machine, the client closes the
+        // connection. It then repeats unanswered commands in the background, in any order.
         if opened() == before {
             assert_eq!(taken, [true; 3]);
             rounds += 1;

@@ -419,7 +419,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     leased.into_iter().for_each(|permit| permit.release().unwrap());
     assert_eq!(expirable.available_permits().unwrap(), 5);
     assert_eq!((semaphore.available_permits().unwrap(), latch.count().unwrap()), (0, 1));
-    // The parent's connections are unchanged, and all works as before.
+    // The parent's connections are unchanged, and the parent's lock works as before.
     let again = lock.lock().unwrap();
     again.unlock().unwrap();
     guard.unlock().unwrap();
@@ -537,7 +537,7 @@ fn children_forked_before_the_first_connect_are_clients_of_their_own() {
         return;
     }
     let server = server();
-    // Each child, like the parent, continues with this thread's random number generator.
+    // Each child and the parent continue with copies of this thread's random number generator.
     let children: Vec<_> = (0..3)
         .map(|at| {
             let url = server.url();

@@ -79,7 +79,7 @@ fn another_way_to_the_same_server_changes_nothing() {
     let held = client.reentrant_lock("held").lock().unwrap();
     let before = one.connections();
     lead(name, other.address().port());
-    // The client has asked the other server, twice.
+    // The client has sent its questions to the other server twice.
     let seen = other.commands();
     wait_until("it was met there", SOON, || other.commands() >= seen + 4);
     assert_eq!(one.connections(), before);
@@ -94,7 +94,7 @@ fn a_name_that_leads_to_a_replica_is_followed_once_that_is_a_master() {
     let new = Server::builder().replica_of(&old).start().unwrap();
     let network = Proxy::before(&new);
     lead(name, old.port());
-    // All of the client's connections are open. A new one would lead to the replica.
+    // All of the client's connections are open. A new connection would lead to the replica.
     let client = Client::builder(&format!("redis://{name}")).client_tracking(false).connections(1);
     let client = client.watchdog_timeout(Duration::from_secs(60)).connect().unwrap();
     let held = client.reentrant_lock("held").lock().unwrap();

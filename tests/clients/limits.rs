@@ -16,7 +16,8 @@ const LATE: Duration = Duration::from_millis(20);
 /// How long a call waits for a reply after its own time is over.
 const LEAST: Duration = Duration::from_millis(50);
 
-/// A call that waits, and returns whether it got its lock or permit. (A call must never get two.)
+/// A call that waits, and returns whether it got its lock or permit. (A call must never get two
+/// locks or permits.)
 type Call = Box<dyn Fn(Wait<'_>) -> Result<bool, Error>>;
 
 fn calls(client: &Client) -> Vec<(&'static str, Call)> {
@@ -204,7 +205,7 @@ fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() 
     let held = other.semaphore("none").acquire().unwrap();
     let pool = client.semaphore("none");
     for _ in 0..3 {
-        // By then the connection has been silent for a second.
+        // At this time the connection has been silent for more than a second.
         let until = Instant::now() + UNIT * 15;
         let calls: Vec<_> = (0..CALLS)
             .map(|_| {
@@ -220,7 +221,8 @@ fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() 
     drop(held);
 }
 
-/// There is one connection. A call that leaves has been writing and reading for all later calls.
+/// The client has one connection. The call that ends was the call that wrote and read for all later
+/// calls.
 #[test]
 fn a_call_that_ends_while_it_reads_for_others_leaves_the_reading_to_one_of_them() {
     let server = server();
@@ -237,7 +239,8 @@ fn a_call_that_ends_while_it_reads_for_others_leaves_the_reading_to_one_of_them(
             .map(|at| {
                 let lock = client.reentrant_lock(&format!("others:{round}:{at}"));
                 spawn(move || {
-                    // Between the calls that stay, there are other calls that leave.
+                    // In every second thread, a call with a limit ends before the call without a
+                    // limit begins.
                     if at % 2 == 0 {
                         let _answered_or_not = lock.try_lock_for(WAIT * at);
                     }
@@ -357,7 +360,8 @@ fn a_limit_ends_a_call_to_a_master_of_sentinels_that_hangs() {
     ends_in_time(&patient(&sentinels.url()), sentinels.master(), true);
 }
 
-/// The server has run the command, and waits for an absent replica. Then the release is sent.
+/// The server has run the command, and waits for an absent replica. The client then sends the
+/// release.
 #[test]
 fn a_limit_ends_a_call_that_no_replica_acknowledges() {
     let server = server();
@@ -402,7 +406,8 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
         let error = own.try_lock_for(LONG).map(drop).unwrap_err();
         starts.wait();
         let (limited, unlimited) = others;
-        // The limited call may succeed over the unlimited one's connection, if that was quicker.
+        // The limited call may also succeed, over the connection that the unlimited call has
+        // opened.
         if let Err(error) = limited.join() {
             assert!(error.is_transient(), "{error:#}");
         }
@@ -419,7 +424,7 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
 
 /// A call that its limit ends leaves a request that gives up its entry. The client repeats this
 /// request with back-off, although the server has answered it. If each new connection sent all
-/// repeated requests at once, a bad network would multiply them.
+/// repeated requests at once, a bad network would multiply these requests.
 #[test]
 fn a_new_connection_does_not_repeat_the_answered_give_ups_of_cut_calls() {
     const CALLS: u64 = 50;

@@ -261,14 +261,16 @@ fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
     clients.iter().for_each(lock);
     old.kill();
     for client in &clients {
-        // Otherwise the client would ask only when the replica is already the master.
+        // This call makes the client ask the server while the old master is down and the replica is
+        // not the master yet.
         let _late = client.reentrant_lock("moved").try_lock();
     }
     cluster.wait_taken_over(slot, old);
     clients.iter().for_each(lock);
     let lines = || LOGGER.lines("no longer asks the server");
     wait_until("the end is told", SOON, || !lines().is_empty());
-    // The client does not ask the server again, and the log gets no line about it.
+    // The client does not ask the old server again, and the log gets no further line about this
+    // server.
     thread::sleep(UNIT * 40);
     wait_outages(1);
     let lines = lines();
@@ -305,7 +307,7 @@ fn ten_thousand_lost_holds_are_logged_as_one_line() {
     // If more lines came, they would come within this time.
     thread::sleep(UNIT * 5);
     let lines = lines();
-    // If the machine stands still meanwhile, there are more lines.
+    // If the machine stands still in the meantime, there may be up to three lines.
     assert!((1..=3).contains(&lines.len()), "{} lines: {lines:?}", lines.len());
     let (level, line) = &lines[0];
     assert!(*level == Level::Warn && line.contains("the holds of \"name:"), "{line}");
@@ -417,7 +419,7 @@ fn a_right_that_every_wait_needs_is_missed_aloud_once() {
         }
     };
     let refusals = || LOGGER.lines("control message was refused").len();
-    // By then each connection has asked for its rights.
+    // After these waits, each connection has checked its rights.
     wait(12);
     for round in 1..=2 {
         user.set(&["-publish"]);
@@ -807,7 +809,8 @@ fn of_a_crowd_one_client_a_second_asks_for_the_holder() {
         said("lock").len() > 2 && said("pool").len() > 2
     });
     let lists = Commands::so_far(&server).of("client|list");
-    // There is at most one list of waiters a second for each name. The last may have no line yet.
+    // There is at most one list of waiters a second for each name. The last list may have no line
+    // yet.
     let most = 2 * (begun.elapsed().as_secs() + 1);
     let lines = LOGGER.lines("waited ").len() as u64;
     assert!(lists <= most && lists <= lines + 2, "{lists} lists in {:?}", begun.elapsed());
@@ -844,7 +847,7 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
         });
         waits
     });
-    // These waits last as long, but long waits are normal here.
+    // The waits for a latch and an election last as long, but such long waits are normal.
     let latch = second.count_down_latch("latch");
     assert!(latch.try_set_count(1).unwrap());
     let (open, leads) = (latch.clone(), second.leader_election("leads"));
@@ -941,7 +944,7 @@ fn permits_that_no_program_has_set_are_said_at_once_with_their_number() {
     }
     LOGGER.install();
     let server = server();
-    // Each client logs it at once, and only once.
+    // Each client logs the line at once, and only once.
     let clients =
         [(); 2].map(|()| Client::builder(&server.url()).slow_wait(LONG).connect().unwrap());
     let [pool, expirable] = ["pool", "expirable"];

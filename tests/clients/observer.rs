@@ -168,7 +168,7 @@ fn a_loss_that_unlock_finds_is_reported_as_a_loss() {
 fn a_grant_is_reported_as_from_another_process_or_from_another_thread() {
     let server = server();
     let (other, (client, heard)) = (client(&server), observed(&server));
-    // The thread may have asked at that moment.
+    // The test tries again if the thread asked at the moment of the release.
     wait_until("the lock is handed on", SOON, || {
         let held = other.reentrant_lock("orders").lock().unwrap();
         let lock = client.reentrant_lock("orders");
@@ -341,7 +341,7 @@ fn a_thread_that_waits_on_a_condition_has_left_the_lock() {
     let (client, heard) = observed(&server);
     let lock = client.reentrant_lock("orders");
     let guard = lock.lock().unwrap();
-    // The wait is long enough to release the lock first.
+    // For so long a wait, the thread first releases the lock.
     assert!(lock.condition("arrived").wait_for(&guard, UNIT * 10).unwrap().timed_out());
     guard.unlock().unwrap();
     assert_eq!(heard.taken(), ["waits", "has Free", "released", "waits", "has Free", "released"]);

@@ -112,7 +112,8 @@ fn a_lock_goes_from_a_client_with_the_prefix_to_one_that_writes_it_and_back() {
             });
         }
     }
-    // If a message names an owner that has gone, the client answers under the key.
+    // If a message names an owner that no thread uses any longer, the client gives the grant back
+    // under the key with the prefix.
     let guard = with.reentrant_lock("orders").lock().unwrap();
     assert!(
         without.reentrant_lock("shop:orders").try_lock_for(UNIT).unwrap().into_option().is_none()

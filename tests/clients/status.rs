@@ -409,7 +409,7 @@ fn a_permit_is_taken_from_its_owner_and_a_holder_that_another_program_wrote_is_a
     assert_eq!((error.kind(), left), (ErrorKind::Config, 1));
 }
 
-/// If a lock's token key has the value 0, there is no last token. The next grants still have
+/// If a lock's token key has the value 0, the report has no last token. The next grants still have
 /// tokens.
 #[test]
 fn the_next_holder_has_a_token_if_none_was_given_out_before_a_hold_is_ended() {

@@ -219,7 +219,8 @@ fn of_many_holds_exactly_those_that_are_gone_are_reported_lost() {
     let () = redis.zrem("{pool}:timeout", ids).unwrap();
     let lost = || pool.iter().filter(|held| !held.losses.so_far().is_empty()).count();
     wait_until("a hundred permits are lost", SOON, || lost() == 100);
-    // The same connection reports this change, so all earlier messages have come by then.
+    // The client gets the report of this change over the same connection as the earlier messages,
+    // so it has read them before this report.
     let () = redis.del("lock 1").unwrap();
     held[1].losses.wait();
     assert_eq!(lost(), 100);
@@ -261,7 +262,8 @@ fn a_short_hold_costs_no_command_and_no_connection() {
         let so_far = Commands::so_far(&server);
         so_far.of("client|tracking") + so_far.of("subscribe")
     };
-    // (On a busy machine a hold may last for long. Then the test tries again with a new client.)
+    // (On a busy machine a hold may last for long. In that case the test tries again with a new
+    // client.)
     wait_until("all were short", SOON, || {
         let short = watched(&server, LEASE).reentrant_lock("short");
         let (before, begun, mut longest) = (listens(), Instant::now(), Duration::ZERO);
@@ -290,7 +292,8 @@ fn a_released_hold_is_not_asked_for_nor_the_hold_after_it() {
         let first = hold(&client);
         wait_tracked(&server, 1);
         drop(first);
-        // There is another, short hold. The server reports its beginning, its release, or both.
+        // The same thread takes and releases the lock once more. The server reports the
+        // acquisition, the release, or both.
         let begun = Instant::now();
         hold(&client).release().unwrap();
         wait_tracked(&server, 0);
@@ -300,7 +303,7 @@ fn a_released_hold_is_not_asked_for_nor_the_hold_after_it() {
     }
 }
 
-/// A question about the hold and its answer overlap all actions of the holder.
+/// The holder acts while the client's question about the hold, or the answer, is on its way.
 #[test]
 fn a_hold_that_is_given_back_while_it_is_asked_for_is_not_lost() {
     let server = server();
@@ -360,7 +363,8 @@ fn a_loss_while_no_connection_listens_is_found_out_by_the_next_one() {
     let server = server();
     let client = watched(&server, LEASE);
     let mut redis = server.connection();
-    // One change comes before the connection is open again, and one after that.
+    // In the first round, the change comes before the connection is open again. In the second
+    // round, it comes after that.
     for after in [false, true] {
         let held = ["one", "other"].map(|name| Held::lock(&client, name));
         wait_tracked(&server, 2);

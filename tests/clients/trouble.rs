@@ -89,7 +89,7 @@ fn every_other_name_works() {
             waiter.join();
         });
         assert!(!mine.is_locked().unwrap());
-        // Errors and guards may be shown.
+        // Errors and guards can be formatted.
         let error = mine.unlock().unwrap_err().to_string();
         assert!(error.len() < 1_000, "{} bytes", error.len());
         let shown = format!("{mine:?} {:?}", mine.lock().unwrap());
@@ -520,7 +520,7 @@ fn a_database_that_is_not_there_is_an_error() {
 fn a_unix_socket_does_as_well() {
     let server = server();
     let (one, other) = (Client::connect(&server.unix_url()).unwrap(), client(&server));
-    // The client wakes others and is woken by others, so it also subscribes.
+    // Each client wakes the other client in turn, so each client also subscribes.
     for (releases, waits) in [(&one, &other), (&other, &one)] {
         at_once(|| {
             let guard = releases.reentrant_lock("socket").lock().unwrap();
@@ -620,7 +620,7 @@ fn connect_says_in_time_that_a_server_never_answers() {
     assert_eq!(error.kind(), ErrorKind::ResponseTimeout, "{error}");
     assert!(error.to_string().contains("connect_timeout"), "{error}");
     let took = begun.elapsed();
-    // Otherwise the wait would last for the response's timeout, or for ever.
+    // A client without this timeout would wait for the response timeout, or for ever.
     assert!(took >= IMPATIENT && took < SOON, "{took:?}");
 }
 
@@ -641,7 +641,7 @@ fn trouble_with_a_server_says_which() {
     let semaphore = client.semaphore("permits");
     lock.lock().unwrap().unlock().unwrap();
     server.pause();
-    // First there is no reply in time. Then there is no connection, also for other threads.
+    // The first call gets no reply in time. The later calls get no connection.
     says_where(lock.lock().map(drop).unwrap_err());
     says_where(lock.is_locked().map(drop).unwrap_err());
     says_where(semaphore.try_acquire().map(drop).unwrap_err());

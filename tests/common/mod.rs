@@ -38,7 +38,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(60);
 /// a waiter is granted the lock within this time after its last request, a message therefore woke
 /// it.
 pub(crate) const BEFORE_A_QUESTION: Duration = Duration::from_millis(700);
-/// The time limit for a test. A test that takes longer hangs.
+/// The time limit for a test. A test that takes longer counts as one that hangs.
 const LIMIT: Duration = Duration::from_secs(90);
 
 thread_local! {
@@ -50,7 +50,7 @@ thread_local! {
 /// and ends the process, because a hang is a failure.
 pub(crate) fn bound() {
     let test = thread::current().name().unwrap_or("?").to_owned();
-    // On the first thread, other tests may have run before.
+    // On the process's first thread, other tests may have run before.
     if test != "main" && RUNS.with_borrow(Option::is_some) {
         return;
     }
@@ -204,7 +204,7 @@ pub(crate) fn refused<T>(call: impl Fn() -> Result<T, Error>) -> Error {
     error.expect("an error")
 }
 
-/// Returns the result of such a call, or `None` if there was no answer.
+/// Returns the result of a call with a short limit, or `None` if there was no answer.
 #[track_caller]
 pub(crate) fn if_answered<T>(got: Result<Attempt<T>, Error>) -> Option<T> {
     got.or_else(unanswered).unwrap().into_option()

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A firewall silently drops a connection that was idle for a long time. The test must wait.
+/// A firewall silently drops a connection that was idle for a long time. So the test must leave the
+/// connection idle for as long.
 #[test]
 fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_drop() {
     let server = server();
@@ -22,7 +23,7 @@ fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_
     assert!(longest < SOON, "{longest:?}");
 }
 
-/// While nothing is held, there are no renewals. The test must wait.
+/// While the client holds nothing, it sends no renewals, and the connection is idle.
 #[test]
 fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
     let server = server();

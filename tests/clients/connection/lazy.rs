@@ -46,9 +46,9 @@ fn a_server_may_start_after_its_client() {
     next.join();
 }
 
-/// The first connection leads to the first run of the server. A client that did not know this could
-/// not know whether the first copy of a release has run: the reply "not held" to the second copy
-/// would not prove that it has.
+/// The first connection leads to the first run of the server. If the client did not know this, it
+/// could not tell whether the first copy of a release has run: the reply "not held" to the second
+/// copy would prove nothing.
 #[test]
 fn the_first_hold_is_as_good_as_any_other() {
     let server = server();
@@ -195,7 +195,7 @@ fn threads_may_make_the_first_call_together() {
     }
 }
 
-/// Of the waiting threads, only the leader sends requests and gets their errors.
+/// Only the leader of the waiting threads sends requests and gets errors.
 #[test]
 fn an_absent_server_is_not_hammered() {
     bound();
@@ -221,8 +221,9 @@ fn an_absent_server_is_not_hammered() {
         })
         .collect();
     waits.into_iter().for_each(Running::join);
-    // One leader asks ten times a second. Each time it opens a connection, and opens it again when
-    // it is cut off. The client's background threads ask less and less often.
+    // One leader asks ten times a second. Each time the leader opens a connection, and opens
+    // another one when that connection is cut off. The client's background threads ask less and
+    // less often.
     let count = count.load(Ordering::SeqCst);
     assert!((2..150).contains(&count), "{count}");
 }

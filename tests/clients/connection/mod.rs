@@ -146,8 +146,8 @@ fn a_call_that_waits_for_others_ends_in_time() {
         .collect();
     let longest = threads.into_iter().map(Running::join).max().unwrap();
     server.resume();
-    // There are two calls. Each takes at most twice the two timeouts, however many calls came
-    // before.
+    // Each thread makes two calls. Each call takes at most twice the two timeouts, however many
+    // calls came before.
     assert!(longest < SOON, "{longest:?}");
 }
 
@@ -162,7 +162,8 @@ fn a_call_whose_connections_break_one_after_the_other_ends_in_time() {
     // tenths of three timeouts. If a call sent its request once more, it would open a third
     // connection.
     once_within(IMPATIENT * 7 / 2, || {
-        // If a round began without a connection, it would have to open one more.
+        // Each round must begin with an open connection. Otherwise the round would have to open one
+        // more connection.
         proxy.set_delay(Duration::ZERO);
         client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
         // The delays in both directions together are nine tenths of each timeout.

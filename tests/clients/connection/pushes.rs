@@ -13,7 +13,8 @@ fn speaking_resp3(server: &Server) -> Vec<String> {
     resp3.map(|line| field(line, "id")).collect()
 }
 
-/// Makes the server report every changed key to these connections, which have not asked for this.
+/// Makes the server report every changed key to these connections. The client itself has not
+/// requested these reports.
 fn told_of_changes(server: &Server, connections: &[String]) -> Vec<redis::Connection> {
     let redirect = |id: &String| {
         let mut redis = server.connection();

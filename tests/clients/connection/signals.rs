@@ -14,7 +14,7 @@ impl Signals {
     fn start() -> Self {
         use rustix::process::{Pid, Signal, kill_process};
 
-        // The handler is like that of most programs: system calls continue after it.
+        // As in most programs, system calls continue after the signal handler.
         let noticed = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(signal_hook::consts::SIGUSR1, noticed).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
@@ -120,7 +120,7 @@ fn signals_interrupt_no_call() {
         let signals = Signals::start();
         run(ROUNDS);
         drop(signals);
-        // Both questions use one separate connection.
+        // The only new connection is that of the second `opened` call.
         opened(&server) - before == 1
     });
 }

@@ -243,8 +243,8 @@ impl Drop for Sentinel {
     }
 }
 
-/// The effect is the same as that of `CLIENT KILL`, or of a server that is just starting. The
-/// client has sent only questions.
+/// The connection ends as after `CLIENT KILL`, or at a server that is just starting. So far the
+/// client has sent only commands that change nothing.
 #[test]
 fn a_connection_cut_off_while_it_is_opened_is_opened_once_more() {
     let server = server();
