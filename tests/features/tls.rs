@@ -61,7 +61,8 @@ fn an_unknown_certificate_is_refused() {
     assert!(!error.is_transient(), "{error}");
 }
 
-/// Each side reads the other side's bytes in its own protocol, and one of the two only waits.
+/// Only one side uses TLS. Each side reads the other side's bytes in its own protocol, so one side
+/// gets an error, and the other side waits.
 #[test]
 fn tls_on_one_side_only_is_said_so() {
     if !Server::supports_tls() {
@@ -140,7 +141,8 @@ fn a_server_that_asks_for_client_certificates_lets_known_clients_in() {
     assert_eq!(error.kind(), ErrorKind::Config, "{error:#}");
 }
 
-/// From here on the server trusts another authority, as after a change of all certificates.
+/// During the test the server begins to trust another authority, as after a change of all
+/// certificates.
 #[test]
 fn a_client_certificate_that_has_changed_is_shown_by_the_next_connections() {
     if !Server::supports_tls() {
@@ -336,7 +338,8 @@ fn is_unanswered(outcome: Result<bool, Error>) {
     }
 }
 
-/// The next caller reads the remaining part of the record, over the same connection.
+/// A call ends in the middle of a record. The next call reads the other part of the record over the
+/// same connection.
 #[test]
 fn a_limit_in_the_middle_of_a_tls_record_leaves_the_connection_as_good_as_before() {
     if !Server::supports_tls() {

@@ -204,7 +204,7 @@ fn waiters_come_in_in_the_order_of_arrival_whoever_gives_up() {
                                 whose => line.add(whose),
                             }
                         }
-                        // In the last of these queues, no waiter leaves.
+                        // In the last of these queues, no waiter gives up.
                         if leaver < OTHERS.len() {
                             line.gives_up(leaver + 1);
                         }

@@ -60,7 +60,7 @@ fn a_release_by_redisson_wakes_a_thread_that_waits_here() {
         let mut java = Redisson::of(version, &server);
         for kind in Kind::all(version) {
             let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
-            // A reader waits for a writer.
+            // A reader waits only for a writer, so Redisson holds the write lock in this case.
             let held = if kind == Kind::Read { Kind::Write.named("job") } else { named };
             at_once(|| {
                 java.run("a", &format!("lock {held}"));
@@ -150,7 +150,7 @@ fn both_renew_what_they_hold() {
         }
         let names: Vec<String> = held.iter().map(|(_, name)| name.clone()).collect();
         wait_all_renewed(held);
-        // Each library's renewals changed only the leases of its own holds.
+        // Each library has renewed only its own holds.
         let mut redis = server.connection();
         for name in names {
             let left = pttl(&mut redis, &name);

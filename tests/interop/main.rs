@@ -28,10 +28,10 @@ use kind::Kind;
 use redlatch::{CancelToken, Client, ErrorKind, Lock, LockGuard, LostReason, OwnedLockGuard};
 use redlatch_testkit::{Job, Server, Worker};
 
-/// If a message wakes a Redisson waiter, it gets the lock within this time. Without a message the
-/// waiter asks at the end of the lease that it has read, which was [`RENEWED`]. A single slow round
-/// proves nothing, because the message of a writer's release, `1`, wakes only Redisson threads that
-/// already sleep, and none that are about to sleep.
+/// If a message wakes a Redisson waiter, the waiter gets the lock within this time. Without a
+/// message the waiter asks at the end of the lease that it has read, which is [`RENEWED`]. A single
+/// slow round proves nothing, because the message of a writer's release, `1`, wakes only Redisson
+/// threads that already sleep, and none that are about to sleep.
 const HEARD: Duration = Duration::from_millis(RENEWED.as_millis() as u64 / 2);
 
 /// Returns the minimum time on this process's clock that a wait or a lease of this length takes.

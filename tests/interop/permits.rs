@@ -110,7 +110,8 @@ fn a_permit_with_a_lease_comes_back_by_itself_to_the_others_waiter() {
         let named = "permitExpirableSemaphore pool";
         assert!(semaphore.try_set_permits(1).unwrap());
         let lease = LEASE.as_millis();
-        // If a holder in either library dies, its permit is not returned.
+        // A holder in either library dies without a release of its permit, so the permit is free
+        // when its lease ends.
         let begun = Instant::now();
         let _id = java.ask("a", &format!("acquire {named} {lease}"));
         let permit = semaphore.acquire().unwrap();

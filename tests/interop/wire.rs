@@ -135,7 +135,7 @@ fn without_owner(text: &str, id: &str) -> String {
     })
 }
 
-/// In these steps, the lock is held with a renewed lease, free, held with a fixed lease, free,
+/// In the six steps, the lock is held with a renewed lease, free, held with a fixed lease, free,
 /// held, and taken away.
 #[test]
 fn a_lock_of_either_has_the_same_keys_and_messages() {

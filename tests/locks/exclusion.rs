@@ -124,12 +124,12 @@ impl Contender {
                 std::hint::spin_loop();
             }
         }
-        // The time is read before the guard is asked. So if the guard is held then, this time is
+        // The time is read before `is_held` is called. So if `is_held` returns true, this time is
         // before the deadline.
         let end = now();
         let held = guard.is_held();
-        // If a process is stopped, or does not run on a busy machine, its lease may be over. No
-        // process may lose its lease earlier.
+        // The lease of a process that was stopped, or that did not run on a busy machine, may be
+        // over. No process may lose its hold before the deadline.
         let is_over = |now: u64| now >= deadline;
         assert!(held || is_over(now()), "lost before its deadline");
         self.diary.write(&format!("end {id} {end} {held}\n"));
@@ -304,7 +304,7 @@ struct Run {
 impl Run {
     fn start(role: &'static str, lease: Duration, processes: usize) -> Self {
         let server = server();
-        // In the folder of the executable, where all files of the run are.
+        // The record is in the folder of the executable, with all other files of the run.
         let diary = std::env::current_exe().unwrap().with_file_name(format!(
             "exclusion-{role}-{}-{}",
             std::process::id(),

@@ -39,8 +39,8 @@ fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
     }
 }
 
-/// A grant to one reader is a grant to all readers behind it, and each of them must wait for the
-/// replica itself.
+/// A grant to one reader is also a grant to all readers behind it. Each of these readers must
+/// itself wait for the replica.
 #[test]
 fn readers_that_are_let_in_together_are_all_on_the_replica() {
     let pair = Pair::start(UNIT / 20);
@@ -111,7 +111,8 @@ fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
         let first = lock_of(&impatient, kind, "behind", None);
         let first = spawn(move || first.lock().map(drop).unwrap_err());
         wait_behind(&pair, kind, &name, 1, &first);
-        // (For a read lock, a writer waits behind a reader: readers would get the grant with it.)
+        // (For a read lock, the second waiter is a writer: a second reader would be granted the
+        // lock together with the first.)
         let second = barrier(&patient, kind, "behind");
         let second = spawn(move || second.lock().unwrap().unlock().unwrap());
         wait_behind(&pair, kind, &name, 2, &second);
@@ -125,8 +126,8 @@ fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
     }
 }
 
-/// After the turn of its process, a reader joins the other readers with a request to the server.
-/// The writer also begins to read with such a request.
+/// After the turn of its process, a reader joins the other readers by a request to the server. A
+/// writer that begins to read also sends a request.
 #[test]
 fn a_reader_that_joins_a_hold_waits_for_the_replica_too() {
     let pair = Pair::start(Duration::ZERO);

@@ -272,7 +272,7 @@ fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
         lose(&mut redis);
         let mut waiters: Vec<_> = locks(&client, "away")
             .into_iter()
-            // If one thread made these calls, some of these waits would be nested.
+            // Each call has its own thread. One thread would wait for one lock after the other.
             .map(|(kind, lock)| (kind, spawn(move || lock.lock().map(drop))))
             .collect();
         let permits = client.semaphore("permits");
@@ -342,7 +342,7 @@ fn a_refused_request_waits_for_no_replica() {
         let guard = barrier.lock().unwrap();
         let begun = Instant::now();
         assert!(lock.try_lock().unwrap().into_option().is_none());
-        // Otherwise the call would wait for a minute.
+        // If the client waited for a replica here, the call would take a minute.
         assert!(begun.elapsed() < SOON, "{kind}: {:?}", begun.elapsed());
         guard.unlock().unwrap();
         pair.cut_off(false);
@@ -370,7 +370,8 @@ fn a_script_that_the_server_forgot_counts_when_it_has_run() {
 fn one_question_serves_all_threads_that_ask_together() {
     const THREADS: usize = 16;
     const TIMES: usize = 4;
-    // While one request is in flight, all other threads send theirs, even on a busy machine.
+    // The network is slow, so that all other threads send their requests while one request is in
+    // flight, even on a busy machine.
     let pair = Pair::start(UNIT);
     let client = pair.patient().connections(1).connect().unwrap();
     client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
@@ -432,7 +433,7 @@ fn an_unusable_setting_is_an_error_of_connect() {
     let error = settings(user.url()).connect().map(drop).unwrap_err();
     assert!(error.to_string().contains("replica_acks needs WAIT"), "{error}");
     assert!(!error.is_transient() && !error.outcome_unknown(), "{error}");
-    // If the right is lost later, the call's error says so, and the client holds nothing.
+    // If the user loses the right later, the call's error says so, and the client holds nothing.
     user.set(&["+wait"]);
     let client = settings(user.url()).connect().unwrap();
     user.set(&["-wait"]);

@@ -64,7 +64,7 @@ fn a_master_dies_and_its_replica_takes_over() {
     // Only the old master knows this lock.
     let guard = clients[0].reentrant_lock(&format!("{{{name}}}:lost")).lock().unwrap();
     wait_until("the replica has it", SOON, || {
-        // WAIT concerns the last write on the same connection.
+        // WAIT waits for the last write of its own connection.
         let mut redis = old.connection();
         let _: () = redis.set(format!("{{{name}}}:later"), 1).unwrap();
         let waited: i64 = redis::cmd("WAIT").arg(1).arg(100).query(&mut redis).unwrap();
@@ -126,7 +126,7 @@ fn a_loss_at_a_failover_is_reported() {
     let guard = client.reentrant_lock("lost").lock().unwrap();
     old.kill();
     cluster.wait_taken_over(slot, old);
-    // This removes the key, as if the replica had not had it yet.
+    // The key is removed, as if the replica had not received it before the failover.
     let _: i64 = cluster.owner(slot).connection().del("lost").unwrap();
     assert_eq!(guard.state(), HoldState::Held);
     // A thread uses the slot and notices the new server, so the client checks its holds.
@@ -200,7 +200,7 @@ fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
     for (name, waiter) in names[3..].iter().zip(waiters) {
         let (got, ended) = waiter.join();
         let error = got.unwrap_err();
-        // The wait does not pause past its end.
+        // The wait tries for its whole time, and does not pause beyond its end.
         assert!(ended >= 3 * crate::common::IMPATIENT, "{name} ended after {ended:?}: {error:#}");
         if *name == "ended token" {
             assert_eq!(error.kind(), ErrorKind::Cancelled, "{name}: {error:#}");

@@ -38,7 +38,7 @@ fn the_first_calls_find_the_servers() {
     let [first, .., last] = cluster.servers() else { panic!("no servers") };
     for url in [
         cluster.url(),
-        // One that only names the masters.
+        // The last server is a replica, which only names the masters.
         url(&[last]),
         // A name in place of an address.
         url(&[first]).replace("127.0.0.1", "localhost"),
@@ -57,8 +57,7 @@ fn the_first_calls_find_the_servers() {
     }
 }
 
-/// The hold's first commands are as good as later ones. If the connection is killed between them,
-/// no hold is lost.
+/// The hold of a lazy client's first call is renewed and handed on like any other hold.
 #[test]
 fn a_hold_of_the_first_call_is_renewed_and_handed_on() {
     let cluster = cluster();

@@ -87,7 +87,8 @@ fn a_script_may_use_only_keys_of_the_locks_slot_and_finds_it_after_a_move() {
             let (own, other) = (format!("{{{name}}}:number"), format!("{{{name}x}}:number"));
             for keys in [&[&*other][..], &[&*own, &*other]] {
                 let error = guard.eval(&script, keys, &[]).unwrap_err();
-                // A server would have refused it with another kind.
+                // The client itself refuses the script. An error of the server would have another
+                // kind.
                 assert_eq!(error.kind(), ErrorKind::Config, "{error}");
                 assert!(error.to_string().contains(&other), "{error}");
             }
@@ -336,7 +337,7 @@ fn a_lock_counts_when_a_replica_of_its_slots_master_has_it() {
         &cluster.servers()[at + 3]
     };
     let names = names(&cluster);
-    // A master counts a new replica only up to a second later.
+    // A master may take a second to count a new replica.
     for name in &names {
         let lock = client.reentrant_lock(name);
         wait_until("its replica counts", SOON, || {

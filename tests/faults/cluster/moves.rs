@@ -138,7 +138,7 @@ fn a_waiter_of_any_kind_is_woken_after_its_slot_has_moved() {
             wait_until("each listens", SOON, || listens(from));
             cluster.move_slot(slot, to);
             // If messages go to all servers, no server reports the slot's move, and a poll finds
-            // out.
+            // the new server.
             wait_until("each listens at the new server", SOON, || listens(to));
             let begun = Instant::now();
             // A waiter whose client listens again has asked once more, or does so now.
@@ -153,7 +153,7 @@ fn a_waiter_of_any_kind_is_woken_after_its_slot_has_moved() {
     }
 }
 
-/// At that time, the client has not noticed the move.
+/// When the client ends, it has not noticed the move.
 #[test]
 fn releases_at_the_end_of_a_client_reach_the_new_home_of_their_slot() {
     let cluster = cluster();

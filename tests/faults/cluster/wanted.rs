@@ -9,7 +9,7 @@ fn a_holder_hears_at_the_server_of_its_slot() {
     for sharded in [false, true] {
         let [holder, other] = clients(&cluster, sharded);
         let name = format!("wanted-{sharded}");
-        // No renewal tells the holder.
+        // The first renewal comes after the test, so only a message can tell the holder.
         let lock = holder.reentrant_lock(&name).with_watchdog(Duration::from_secs(3_600));
         let guard = lock.with_wanted().lock().unwrap();
         let calls = Arc::new(AtomicUsize::new(0));
@@ -24,7 +24,8 @@ fn a_holder_hears_at_the_server_of_its_slot() {
                 spawn(move || waiter.try_lock_for(UNIT * 20).unwrap().into_option().is_some());
             wait_until("the holder hears", SOON, || calls.load(Ordering::SeqCst) >= times);
             assert!(guard.is_wanted() && !waits.join());
-            // The holder looks again where its channel is confirmed anew, and nobody waits.
+            // When the new server has confirmed the holder's channel, the holder asks again, and no
+            // thread waits.
             let slot = cluster.slot(&name);
             cluster.move_slot(slot, cluster.another(slot));
             wait_until("it is wanted no longer", SOON, || !guard.is_wanted());

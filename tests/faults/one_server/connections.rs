@@ -81,8 +81,8 @@ fn killed_connections_in_the_middle_of_contention_cost_no_grant() {
     let mut random = Random::new();
     let mut redis = server.connection();
     for round in 0..60 {
-        // After each kill, all threads get the lock, and no call meets two kills. The test first
-        // waits until the kill is noticed, since threads of a process may pass a lock to each other
+        // After each kill, all threads get the lock, and no call meets two kills. First each client
+        // sends a command, so that it notices the kill: its threads may pass the lock to each other
         // for some time without a command.
         for client in &clients {
             client.reentrant_lock("contended").is_locked().unwrap();
@@ -152,8 +152,8 @@ fn a_message_that_comes_while_the_last_try_is_under_way_is_heard() {
         let client = client.connect().unwrap();
         warm_up(&client);
         hold_as_redisson(&mut redis, "between", LONG);
-        // The second try comes after the subscription. Its reply, "busy", is in flight when the
-        // message comes.
+        // The second request for the lock comes after the subscription. The reply to this request,
+        // "busy", is in flight when the message comes.
         let tries = AtomicU64::new(0);
         proxy.on(Direction::Request, 1, Action::HoldReply, move |bytes| {
             let acquire = takes(bytes) && contains(bytes, "between");

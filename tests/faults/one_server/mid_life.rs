@@ -95,7 +95,7 @@ enum When {
     Held,
     /// The same as [`Held`](Self::Held), but the server has also forgotten the scripts.
     HeldAndFlushed,
-    /// The client holds the lock, and has to renew it.
+    /// The client holds the lock, and the next renewal is due.
     Renewed,
     /// The client waits for the lock, which another client holds.
     Waits,
@@ -111,7 +111,7 @@ struct Case {
     lock: Box<dyn Lock>,
     other: Box<dyn Lock>,
     third: Box<dyn Lock>,
-    /// The lock of a client that takes it only to check whether it is free.
+    /// The same lock in a client that takes it only to check whether it is free.
     judge: Box<dyn Lock>,
     id: String,
 }
@@ -282,7 +282,7 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
                 spawn(move || match case.lock.try_lock_for(LONGER) {
                     Ok(Taken(guard)) => {
                         case.is_alone(&guard);
-                        // Longer than the lease of a grant by message, so this extends the lease.
+                        // LONGER exceeds the lease of a grant by message.
                         let _ = guard.check(LONGER - SHORT);
                         case.is_alone(&guard);
                         case.unlock(guard);
@@ -409,7 +409,7 @@ fn a_server_without_memory_releases_and_hands_over_locks_of_each_kind() {
             let lock = make(client, name);
             spawn(move || {
                 let guard = lock.lock().unwrap();
-                // Longer than the lease of a grant by message, so this extends the lease.
+                // LONGER exceeds the lease of a grant by message.
                 guard.check(LONGER).unwrap();
                 guard.unlock().unwrap();
             })

@@ -144,7 +144,8 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
 
     kept.give_up();
     let guard = notifier.lock().unwrap();
-    // A notification skips a waiter that does not listen yet. That waiter finds out by itself.
+    // A notification skips a waiter that does not listen yet. The skipped waiter ends its wait when
+    // it next asks.
     let _heard = change.notify_one().unwrap();
     guard.unlock().unwrap();
     for (what, waiter) in waiting {
@@ -153,8 +154,8 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
     on_condition.join().unwrap();
 }
 
-/// The next thread in the process's queue gets the first outage's error from its leader. In the
-/// second outage it asks by itself.
+/// In the first outage, the next thread in the process's queue gets the error from its leader. In
+/// the second outage, this thread is the leader and asks.
 #[test]
 fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
     bound();
@@ -315,6 +316,6 @@ fn waits_outlast_a_server_that_is_a_replica_for_a_while_and_one_thread_asks_for_
         waiter.join().unwrap();
     }
     assert_eq!(refused, 0);
-    // There is one request in 100 ms. It may be sent by hash, and again as text.
+    // The client sends one request in 100 ms. A request may be sent by hash, and again as text.
     assert!((2..CROWD as u64 / 2).contains(&asked), "{asked} requests");
 }

@@ -62,12 +62,13 @@ fn an_acquire_whose_reply_is_lost_before_the_way_is_closed_leaves_no_hold() {
         let is_open = || client.reentrant_lock("closed").is_locked().is_ok();
         wait_until("the way is open", SOON, is_open);
         on_acquire(&proxy, "closed", 1, Action::LoseReply);
-        // The request cannot be sent again, but the server has run it.
+        // The client cannot send the request again, but the server has run it.
         proxy.refuse();
         let error = client.reentrant_lock("closed").lock().map(drop).unwrap_err();
         assert_eq!(proxy.fired(), fired);
         assert!(error.kind().is_server_trouble(), "{error}");
-        // The watchdog's own connection is open, so the lock is released over that one at once.
+        // The renewer's own connection is open, so the client releases the lock over that
+        // connection at once.
         let was_held = holder(&mut server.connection(), "closed").is_some();
         proxy.accept();
         wait_free(&server, "closed", SOON);
@@ -105,7 +106,7 @@ fn an_acquire_whose_reply_is_lost_before_the_server_refuses_leaves_no_hold() {
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
-    // Between the two, the server has become a replica.
+    // The server becomes a replica between the two requests.
     let mut redis = server.connection();
     let turned = Arc::new(AtomicBool::new(false));
     let turn = Arc::clone(&turned);
@@ -114,8 +115,8 @@ fn an_acquire_whose_reply_is_lost_before_the_server_refuses_leaves_no_hold() {
     proxy.on(Direction::Request, 2, Action::LoseReply, move |bytes| {
         let acquire = takes(bytes) && contains(bytes, "refused");
         if acquire && seen.swap(true, Ordering::SeqCst) {
-            // The second request reaches a server that refuses it. (If there were nothing to raise,
-            // the script would succeed without a write.)
+            // The second request reaches a server that refuses writes. (The lease is shortened
+            // here, so that the script has to write.)
             let mut redis = redis::Client::open(&*url).unwrap().get_connection().unwrap();
             let () = redis.pexpire("refused", 30_000).unwrap();
             let () = redis::cmd("REPLICAOF").arg(&["127.0.0.1", "1"]).query(&mut redis).unwrap();
@@ -403,7 +404,7 @@ fn a_release_that_comes_late_touches_no_later_hold() {
         // A retry releases the lock. The client retries for a whole lease.
         on_release(&proxy, "later", 3, action);
         assert!(guard.unlock().is_err());
-        // The later hold is another client's, or the next one of the same client and thread.
+        // The next holder is another client, or the same thread of the same client.
         for lock in [other.reentrant_lock("later"), lock] {
             let guard = lock.try_lock_for(SOON).unwrap().into_option().expect("it is free");
             let held = holder(&mut server.connection(), "later");
@@ -504,7 +505,7 @@ fn an_extension_that_is_answered_after_the_holds_end_leaves_no_cleanup() {
     proxy.on(Direction::Request, 1, Action::DelayReply(UNIT * 6), move |bytes| {
         contains(bytes, "straddled") && contains(bytes, &millis)
     });
-    // By now the outer hold is lost. This call gets a hold of its own, or none.
+    // By now the outer hold is lost, so this call gets a new hold or none.
     let inner = lock.with_lease(longer).lock();
     assert!(!outer.is_held());
     drop((inner, outer));

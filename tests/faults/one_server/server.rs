@@ -36,7 +36,7 @@ fn waiters_get_the_lock_when_the_servers_data_is_gone() {
         wait_until("the other client's waiters are in", SOON, || {
             waiters.iter().skip(1).step_by(2).all(Running::is_finished)
         });
-        // Another test checks whether the guard reports this.
+        // Another test checks whether the guard reports the loss.
         let _ = guard.unlock();
         waiters.into_iter().for_each(Running::join);
     }
@@ -138,7 +138,7 @@ fn a_restart_that_lost_a_hold_is_noticed_though_the_server_was_met_while_loading
     let () = fill.query(&mut redis).unwrap();
     let () = redis::cmd("SAVE").query(&mut redis).unwrap();
     let client = watched(&server, 10 * LONG);
-    // The server wrote its data before, so it restarts without these holds.
+    // The server saved its data before these locks were taken, so it restarts without these holds.
     let guards =
         [client.reentrant_lock("unsaved"), client.reentrant_lock("fixed").with_lease(LONG)]
             .map(|lock| lock.lock().unwrap());
@@ -300,7 +300,7 @@ fn a_server_that_cannot_save_refuses_clearly() {
     };
     let (_, folder): (String, String) =
         redis::cmd("CONFIG").arg(&["GET", "dir"]).query(&mut redis).unwrap();
-    // A folder is where the server wants to write its file.
+    // The server cannot write its file, because a folder has the file's name.
     fs::create_dir(format!("{folder}/dump.rdb")).unwrap();
     config("save", "3600 1");
     let _: Result<(), _> = redis::cmd("BGSAVE").query(&mut redis);

@@ -32,7 +32,7 @@ fn outlasts(end: End) {
         assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked, "{end:?}");
     }
     assert!(!unknown.is_held() && !fixed.is_held());
-    // The waiter for the lost lock has the lock.
+    // The thread that waited for the lost lock gets it.
     for_unknown.join();
     assert_eq!(unknown.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     // The hold is renewed on the new master.
@@ -78,7 +78,8 @@ fn once_another_master_is_known_the_old_one_grants_nothing() {
     sentinels.fail_over();
     let new = sentinels.master();
     wait_until("the new one is used", SOON, || {
-        // If the old master granted a lock just now, the grant may be lost. The error then says so.
+        // If the old master granted this lock, the grant may be lost. In that case the release
+        // returns an error.
         let _told = client.reentrant_lock("new").lock().unwrap().unlock();
         Commands::so_far(new).scripts() > 0
     });
@@ -111,7 +112,8 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
         guard.unlock().unwrap();
     }
     assert_eq!(then.len(), 6, "{then:?}");
-    // Locks that are held stay held, however they were taken.
+    // Other locks are held during the failover. They must stay held, whether by `lock` or by
+    // `try_lock`.
     let kept = [locks(&client, "locked"), locks(&client, "tried")].map(|locks| {
         locks.map(|lock| {
             let tried = lock.name().starts_with("tried");
@@ -259,7 +261,7 @@ fn nothing_is_left_of_a_client_of_sentinels() {
     let sentinels = sentinels();
     let client = client_of(&sentinels);
     assert!(thread_names().iter().any(|name| name == "redlatch-follow"), "{:?}", thread_names());
-    // The same holds while there is no master and no Sentinel answers.
+    // The client also ends at once while there is no master and no Sentinel answers.
     let master = sentinels.master();
     sentinels.sentinels().iter().for_each(Server::pause);
     master.pause();
@@ -272,7 +274,7 @@ fn nothing_is_left_of_a_client_of_sentinels() {
     waiter.join();
 }
 
-/// Only the messages of the Sentinels are missing, so the client asks the Sentinels at intervals.
+/// The Sentinels answer, but send no messages, so the client asks them at intervals.
 #[test]
 fn a_failover_is_found_without_the_sentinels_messages() {
     let sentinels = sentinels();
@@ -327,7 +329,8 @@ fn a_fair_waiter_that_replicas_failed_has_one_place_and_still_gets_messages() {
 
     sentinels.replicas().iter().for_each(|replica| replica.pause());
     held.unlock().unwrap();
-    // The waiter behind this one has the lock, and this waiter is now behind that one in the queue.
+    // The client has given back the grant, so `behind` has the lock, and `waiter` is in the queue
+    // again.
     wait_until("it was given back", SOON, || in_line().len() == 1 && !behind.is_finished());
     let first = in_line();
     wait_until("it stands anew", SOON, || {
@@ -368,7 +371,7 @@ fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
     kept.unlock().unwrap();
 }
 
-/// The same for permits, for each way of giving them back.
+/// For each way of giving permits back, only the old master knows the release.
 #[test]
 fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_new_one() {
     let sentinels = sentinels();
@@ -458,9 +461,8 @@ fn count_of(server: &Server, name: &str) -> Vec<(String, String)> {
     keys.into_iter().map(|key| (key.clone(), redis.get(&key).unwrap())).collect()
 }
 
-/// Every permit that was taken at the failover is given back, and there are as many permits as
-/// before. The permits include those that the new master did not know as taken, and permits that it
-/// did not know as given back.
+/// After the failover the program gives back every permit that it still has. The semaphore then has
+/// as many permits as before, although the new master lacked some acquires and some releases.
 #[test]
 fn a_semaphore_is_as_large_after_a_failover_as_before() {
     let sentinels = sentinels();
@@ -512,8 +514,8 @@ fn a_request_to_a_new_master_comes_behind_the_releases_that_it_missed() {
     assert_eq!(semaphore.available_permits().unwrap(), 4);
 }
 
-/// The old master has answered. The client reads this answer only after it has sent all other
-/// changes to the new master, and sends no request after that.
+/// The client reads the old master's answer to a change only after it has sent all other changes to
+/// the new master. After that the client sends no further request for this semaphore.
 #[test]
 fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
     for way in ["taken", "released", "added"] {
@@ -594,8 +596,8 @@ fn a_semaphore_is_mended_once_a_master_that_refused_writes_takes_them_again() {
     wait_until("it is put right", SOON, || new.connection().get::<_, i64>("full").unwrap() == 1);
 }
 
-/// Threads take and give back permits all the time. The new master has the state of one moment.
-/// When the old master ends, the threads have more or fewer permits than at that moment.
+/// Threads take and give back permits all the time. The new master has an earlier state of the
+/// semaphore. When the old master ends, the threads have more or fewer permits than in that state.
 #[test]
 fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
     for (then, later) in [(1, 4), (4, 1)] {

@@ -194,7 +194,7 @@ fn client_of_one(sentinels: &Sentinels, sentinel: &Server) -> Result<Client, Err
     builder(&sentinels.url_of(&[sentinel.port()])).connect()
 }
 
-/// After a failover the service has another address, but the order of the locks must stay the same.
+/// After a failover the master has another address, but the order of the locks must stay the same.
 #[test]
 fn locks_of_one_name_are_ordered_by_the_service_name_of_their_sentinels() {
     let sentinels = sentinels();

@@ -110,7 +110,7 @@ fn fail_over(sentinels: &Sentinels, processes: &mut Processes, end: End) -> [Dur
     let began = now();
     let (begun, switched) = end.of(sentinels);
     let theirs = switched - begun;
-    // If a process had the lock before the switch, it was granted by the old master.
+    // If a process had the lock before the switch, the old master had granted it.
     let from = if matches!(end, End::Replaced) { began + theirs.as_micros() } else { began };
     let all = processes.wait_all_since(from);
     let ours = Duration::from_micros(u64::try_from(all.saturating_sub(began)).unwrap());

@@ -72,7 +72,7 @@ fn a_client_of_its_own_has_a_server_of_its_own() {
     assert!(other.reentrant_lock("orders").try_lock().unwrap().into_option().is_some());
 }
 
-/// At the end, the lock has been held for several times its lease.
+/// The test holds the lock for several times its lease.
 #[test]
 fn the_watchdog_renews_leases() {
     let server = InMemoryServer::new().unwrap();
@@ -274,7 +274,8 @@ mod scenario {
         // When the hold is 100 ms old, the client asks the server to report changes of the key.
         thread::sleep(Duration::from_millis(300));
         assert!(other.reentrant_lock("deleted").force_unlock().unwrap());
-        // The next renewal would come after ten seconds.
+        // Without the report, the client would notice the loss at the next renewal, after ten
+        // seconds.
         told.recv_timeout(Duration::from_secs(5)).unwrap();
         assert!(!guard.is_held());
     }

@@ -22,7 +22,7 @@ fn a_lease_ends_when_the_test_says_so_and_not_before() {
     assert!(other.reentrant_lock("orders").try_lock().unwrap().into_option().is_some());
 }
 
-/// Between the grant and the next request, only the hour may pass, and not even a millisecond more.
+/// From the grant to the next request, exactly an hour must pass, without a further millisecond.
 #[test]
 fn a_lease_is_over_when_its_time_has_passed_exactly() {
     let server = InMemoryServer::new().unwrap();

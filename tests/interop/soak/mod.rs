@@ -1,5 +1,5 @@
-//! Processes of both libraries take turns with each kind of synchronizer. Each holder checks with a
-//! separate server that it is alone.
+//! Processes of both libraries take turns with each kind of synchronizer. Each holder checks on a
+//! separate server that no other holder is inside.
 
 use std::collections::HashMap;
 use std::env;
@@ -34,10 +34,11 @@ const KINDS: [(&str, &str); 8] = [
 ];
 /// Two plain locks.
 const SEVERAL: &str = "multiLock";
-/// A lock that redlatch's holders keep until they hear that others wait. For Redisson it is a plain
-/// lock.
+/// A lock that redlatch's holders keep until they learn that others wait. For Redisson this lock is
+/// a plain lock.
 const WANTED: &str = "wanted";
-/// A holder hears of Redisson's waiters by a renewal, at each third of its lease.
+/// The maximum time until a holder learns that Redisson's waiters wait: its renewal finds this out,
+/// at each third of the lease.
 const HEARS: Duration = Duration::from_millis(LEASE.as_millis() as u64 / 3 + 1_500);
 
 /// Returns the length from `REDLATCH_SOAK`, or a default. The second result is whether the variable
@@ -278,9 +279,10 @@ fn both_libraries_take_turns() {
             if *kind == WANTED {
                 continue;
             }
-            // A missed message leaves the lock idle. A single thread may wait long while others
-            // take turns: Redisson's threads race, even without redlatch. They may also wait long for
-            // several locks, since they give all of them back if one is taken.
+            // A missed message leaves the lock idle. A single Redisson thread may wait long while
+            // others take turns, because Redisson's threads race, even without redlatch. A Redisson
+            // thread may also wait long for several locks, because it gives all of them back if one
+            // is taken.
             let (ordered, several) = (*kind == "fairLock", *kind == SEVERAL);
             let waited = longest.iter().filter(|(side, _)| ordered || *side != OURS);
             let waited = waited.map(|(_, it)| *it).filter(|_| !several).max().unwrap_or(0);
@@ -451,7 +453,7 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
         assert!(turns.contains_key("redlatch"), "{kind}: {turns:?}");
         redissons += turns.len() - 1;
     }
-    // A new Java process may be too slow for some kinds.
+    // A new Java process may take no turn with some kinds, but not with all.
     assert!(redissons > 0);
     checks.no_overlap();
     // The holds of dead processes end. (But a dead Redisson waiter blocks a fair lock's queue for
@@ -501,8 +503,8 @@ impl Held {
         }
     }
 
-    /// Waits until the holder hears that others wait, or until `end`. Returns whether it heard in
-    /// time.
+    /// Waits until the holder learns that others wait, or until `end`. Returns whether the holder
+    /// learned this in time.
     fn hears(&self, end: Instant) -> bool {
         let Self::Lock(guard) = self else { return true };
         let (news, wanted) = mpsc::channel();
@@ -584,7 +586,8 @@ pub(crate) fn turns_process(job: &Job) {
             let (client, server) = (&client, &server);
             scope.spawn(move || {
                 let words: Vec<&str> = line.split(' ').collect();
-                // A thread of the same process would be noticed at once.
+                // A holder notices a waiter of its own process at once, so the process has only one
+                // thread for this lock.
                 let threads = if words[1] == WANTED { 1 } else { words[3].parse().unwrap() };
                 let failed: u64 = thread::scope(|scope| {
                     let threads: Vec<_> = (0..threads)

@@ -56,7 +56,7 @@ fn work_that_takes_longer_keeps_it_and_its_end_releases_it(kind: Kind) {
     std::thread::sleep(UNIT * 3);
     assert!(guard.is_held() && theirs.try_lock().unwrap().into_option().is_none());
     again.unlock().unwrap();
-    // The second level has a least time as well.
+    // The second level has a minimum time as well.
     std::thread::sleep(UNIT * 2);
     guard.unlock().unwrap();
     theirs.try_lock().unwrap().into_option().expect("it was released").unlock().unwrap();
@@ -76,7 +76,8 @@ fn no_least_time_is_an_ordinary_lock(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// After the error, the server would keep the lock for an hour, and the caller holds nothing.
+/// The call returns an error, although the server has granted the lock for an hour. The client must
+/// release this lock.
 fn an_error_leaves_it_free_though_the_server_has_it_for_the_least_time(kind: Kind) {
     let server = server();
     let proxy = Proxy::before(&server);
@@ -94,13 +95,14 @@ fn an_outage_right_after_a_hand_over_does_not_end_the_wait(kind: Kind) {
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
     let theirs = kind.make(&another(&server), "outage");
-    // This is repeated, since the lock's reply may come at the moment when the request fails.
+    // The test repeats this, because the lock's reply may come at the moment when the request
+    // fails.
     wait_until("a request fails after a grant", SOON, || {
         let held = theirs.lock().unwrap();
         let lock = (kind.least)(&client, "outage", HOUR);
         let waiter = spawn(move || lock.lock().map(drop));
         waiter.wait_queued();
-        // The first request and its copy, both for two requests.
+        // The replies to two requests are lost, each with the reply to the request's copy.
         after_a_grant(&proxy, 4, Action::LoseReply);
         held.unlock().unwrap();
         waiter.join().unwrap();
@@ -141,7 +143,7 @@ fn the_limit_of_a_wait_counts_after_a_hand_over_too(kind: Kind) {
     });
 }
 
-/// At first the server keeps the lock for 2 s, which is longer than the lease.
+/// A grant by message lasts for 2 s at first, which is longer than the lease.
 fn a_short_lease_that_was_handed_on_is_kept_for_the_least_time(kind: Kind) {
     let server = server();
     let (client, other) = (watched(&server, UNIT * 15), another(&server));
@@ -162,8 +164,8 @@ fn a_short_lease_that_was_handed_on_is_kept_for_the_least_time(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// The waiter knows the end of the longer lease, and the holder's client ends. Only a message about
-/// the earlier end can therefore wake the waiter in time.
+/// The waiter knows only the end of the longer lease, and the holder's client ends. So only a
+/// message about the earlier end can wake the waiter in time.
 fn its_end_shortens_a_longer_lease_and_the_first_in_line_hears_of_that(kind: Kind) {
     let server = server();
     let other = another(&server);
@@ -186,7 +188,7 @@ fn its_end_shortens_a_longer_lease_and_the_first_in_line_hears_of_that(kind: Kin
     leaves_nothing(&server);
 }
 
-/// For an owned guard, the process's gate does not know the thread.
+/// An owned guard belongs to no thread, so the process does not know which thread reads.
 #[test]
 fn an_owned_reader_beside_others_reads_for_its_least_time() {
     let server = server();

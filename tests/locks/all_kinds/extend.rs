@@ -43,7 +43,7 @@ fn an_extended_lease_outlives_the_first_one_and_costs_one_command(kind: Kind) {
     plain.unlock().unwrap();
     owned.unlock().unwrap();
     leaves_nothing(&server);
-    // The next one has the lease of its handle.
+    // The next hold has the lease of its handle.
     let next = lock.lock_owned().unwrap();
     assert!(next.remaining() <= FIRST);
     drop(next);
@@ -85,7 +85,7 @@ fn a_lost_lock_is_not_extended_and_not_taken_again(kind: Kind) {
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let lock = kind.leased(&client, "lost", LEASE);
-    // Its lease has ended, and another client has the lock.
+    // The lease of `late` ends, and another client gets the lock.
     let late = lock.lock_owned().unwrap();
     let theirs = kind.make(&other, "lost").lock().unwrap();
     let held = holder(&mut server.connection(), "lost");
@@ -93,13 +93,13 @@ fn a_lost_lock_is_not_extended_and_not_taken_again(kind: Kind) {
     assert_eq!(holder(&mut server.connection(), "lost"), held);
     assert!(pttl(&mut server.connection(), "lost") <= LONG.as_millis() as i64);
     theirs.unlock().unwrap();
-    // Only the server knows that it is lost.
+    // The key is deleted, so only the server knows that the hold is lost.
     let deleted = kind.leased(&client, "lost", LONG).lock_owned().unwrap();
     let () = server.connection().del("lost").unwrap();
     assert_eq!(deleted.extend(HOUR).unwrap_err().kind(), ErrorKind::LeaseLost);
     assert_eq!(deleted.state(), HoldState::Lost(LostReason::Revoked));
     leaves_nothing(&server);
-    // Its thread has released it without the guard.
+    // The thread releases the lock without the guard.
     let released = kind.leased(&client, "lost", LONG).lock().unwrap();
     lock.unlock().unwrap();
     assert_eq!(released.extend(HOUR).unwrap_err().kind(), ErrorKind::NotHeld);
@@ -110,7 +110,7 @@ fn a_lost_lock_is_not_extended_and_not_taken_again(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// The server runs the requests for a lease of an hour, and their replies are lost.
+/// Extends a lease to an hour. The server runs the request and its copy, and both replies are lost.
 fn loses_replies(kind: Kind, client: &Client, proxy: &Proxy) {
     // The server learns the script.
     let guard = kind.leased(client, "learns", LEASE).lock_owned().unwrap();
@@ -176,7 +176,8 @@ fn a_server_that_is_away_extends_nothing(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// If the next thread died, others would wait for the longer lease.
+/// If a thread died after it got the lock with the longer lease, others would wait for the end of
+/// that lease.
 fn a_lock_that_was_extended_is_not_passed_on_with_its_longer_lease(kind: Kind) {
     let server = server();
     let client = client(&server);
@@ -205,7 +206,7 @@ fn a_lock_handed_on_by_another_process_is_extended(kind: Kind) {
     let waiter = spawn(move || {
         let guard = lock.lock_owned().unwrap();
         guard.extend(HOUR).unwrap();
-        // The raise has come since.
+        // By the end of this sleep, the watchdog has raised the lease.
         std::thread::sleep(UNIT);
         guard
     });
@@ -271,7 +272,7 @@ fn a_reader_extends_only_its_own_lease() {
     let short = lock.reader().with_lease(FIRST).lock_owned().unwrap();
     extended.extend(HOUR).unwrap();
     assert!(extended.remaining() > LONG && short.remaining() <= FIRST);
-    // The watched hold has this lease already.
+    // The server's lease is already longer, because of the watched hold.
     short.extend(FIRST * 2).unwrap();
     assert!(short.remaining() > FIRST && short.remaining() <= FIRST * 2);
     assert_eq!(watched.extend(HOUR).unwrap_err().kind(), ErrorKind::Config);
@@ -281,7 +282,7 @@ fn a_reader_extends_only_its_own_lease() {
     std::thread::sleep(FIRST + UNIT);
     assert_eq!(extended.state(), HoldState::Held);
     assert!(theirs.writer().try_lock().unwrap().into_option().is_none());
-    // A reader that comes now ends with its own lease, when the longer one has left.
+    // This reader's hold ends with its own lease, once the reader with the longer lease has left.
     let last = lock.reader().with_lease(LEASE).lock_owned().unwrap();
     extended.unlock().unwrap();
     let writing = theirs.writer().try_lock_for(SOON).unwrap().into_option().expect("it has ended");

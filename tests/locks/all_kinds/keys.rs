@@ -111,7 +111,7 @@ fn of_a_hash_that_is_no_lock_little_is_read_however_large_it_is(kind: Kind) {
     for outcome in use_all("large") {
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::WrongType);
         let more = read_by_scripts().unwrap().saturating_sub(before);
-        // This allows ten bytes for each field.
+        // A script that read the hash would read more than this.
         assert!(more < 1_000_000, "{more} bytes");
     }
 }

@@ -1,5 +1,4 @@
-//! Locks that are left to expire. The end of the client does not free locks that were left to
-//! expire.
+//! Locks that are left to expire. The end of the client does not free these locks.
 
 use super::*;
 
@@ -136,7 +135,8 @@ fn a_lost_lock_is_not_left_to_expire(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// The server has raised the lease to an hour, and the caller holds nothing.
+/// The call returns an error, although the server has raised the lease to an hour. The client must
+/// release this lock.
 fn an_error_leaves_it_free_though_the_server_has_made_its_lease_longer(kind: Kind) {
     let server = server();
     let proxy = Proxy::before(&server);
@@ -182,7 +182,8 @@ fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
     let mut redis = server.connection();
     let queue = "redisson_lock_queue:{line}";
     let passed = AtomicBool::new(false);
-    // A pass is possible only for a few milliseconds, too short on a machine that stands still.
+    // Threads can pass a hold only within a few milliseconds. If the machine stands still for that
+    // time, the test tries again.
     let until = Instant::now() + SOON;
     while !passed.load(Ordering::SeqCst) && Instant::now() < until {
         let held = other.fair_lock("line").lock().unwrap();
@@ -198,12 +199,13 @@ fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
             waiter.wait_queued();
             waiter
         });
-        // The grant names only the waiters that are behind it in the queue at that time.
+        // The grant names only the waiters that are in the queue at that time.
         wait_until("all stand in line", SOON, || redis.llen::<_, u64>(queue).unwrap() == 3);
         let before = Commands::so_far(&server).of("publish");
         held.unlock().unwrap();
         waiters.into_iter().for_each(Running::join);
-        // The other process makes one grant. Between these threads there is none.
+        // The other process's release sends one grant. These threads pass the hold to each other
+        // without a message.
         let published = Commands::so_far(&server).of("publish") - before;
         passed.store(published <= 1, Ordering::SeqCst);
         wait_until("nobody stands in line", SOON, || !redis.exists::<_, bool>(queue).unwrap());
@@ -230,7 +232,7 @@ fn a_read_hold_left_to_expire_keeps_writers_out_when_the_others_have_gone() {
     assert!(other.read_write_lock("shared").reader().try_lock().unwrap().into_option().is_some());
 }
 
-/// When a reader has left the hold, the longer leases of other readers do not extend its time.
+/// A reader leaves its hold to expire. The longer leases of other readers do not extend this hold.
 #[test]
 fn a_read_hold_left_to_expire_lasts_for_its_own_lease() {
     let server = server();

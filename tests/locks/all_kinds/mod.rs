@@ -133,7 +133,8 @@ fn error_after_a_grant(
         proxy.clear_rules();
         match called {
             Err(error) => return error,
-            // The call asked at the moment of the grant: a reply granted the whole lease.
+            // The call asked at the moment of the grant, so a reply granted the lock with the whole
+            // lease.
             Ok(()) => {
                 assert!(Instant::now() < until);
                 theirs.force_unlock().unwrap();
@@ -226,7 +227,7 @@ fn a_non_reentrant_handle_gives_no_second_level(kind: Kind) {
         }
         assert_eq!(Commands::so_far(&server).of_locks(), before, "nothing was asked");
         assert!(guard.is_held() && lock.hold_count() == 1);
-        // Another thread waits as usual, and so does an owned guard.
+        // The lock is taken for another thread, and also for a call that returns an owned guard.
         let other = Arc::clone(&flat);
         assert!(elsewhere(move || other.try_lock().unwrap().into_option().is_none()));
         assert!(flat.try_lock_owned().unwrap().into_option().is_none());

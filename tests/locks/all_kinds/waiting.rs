@@ -149,8 +149,8 @@ fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) 
     leaves_nothing(&server);
 }
 
-/// Takes the lock twice while the thread's thread-locals are destroyed. Thread-locals whose first
-/// use was later than this value's are destroyed before it.
+/// Takes the lock twice while the thread's thread-locals are destroyed. The thread uses this value
+/// before the library's thread-locals, so it is destroyed after them.
 struct Late(Option<(Arc<dyn Lock>, std::sync::mpsc::Sender<bool>)>);
 
 impl Drop for Late {

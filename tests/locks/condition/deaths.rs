@@ -150,7 +150,8 @@ fn a_stopped_waiter_leaves_its_notification_to_the_next() {
     // If no waiter checked, the notification would stay with a stopped waiter for ever.
     guest.wait_back();
     assert!(guest.leaves());
-    // The stopped waiter returns by itself. It was notified in vain, which does no harm.
+    // The stopped waiter returns by itself. It was notified first, and its notification was passed
+    // on.
     stopped.sigcont();
     stopped.expect_line("back", SOON);
     stopped.send_line("leave");
@@ -210,7 +211,8 @@ fn a_notification_of_a_waiter_that_gave_up_is_passed_on_at_once() {
     let server = server();
     let [here, there] =
         [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
-    // The state that a late request leaves after its thread has given up.
+    // The list gets the entry of a waiter that no client knows, as if a request had come after its
+    // thread had given up.
     at_once(|| {
         let guard = here.lock.lock().unwrap();
         let (owner, _) = holder(&mut server.connection(), "m").unwrap();
@@ -332,7 +334,7 @@ fn an_outage_ends_a_wait_with_nothing_in_hand_and_everything_goes_on_after_it() 
     told.recv_timeout(SOON).unwrap();
     waiter.join();
     proxy.thaw();
-    // A notification skips what the waiter has left, or another waiter gets it.
+    // A notification skips the entry that the waiter has left, or is passed on to another waiter.
     let there = REENTRANT.make(&client(&server), "m");
     let guest = Guest::begin(&there, Wait::FOREVER).passes();
     wait_until("it is notified", SOON, || {
@@ -358,7 +360,8 @@ fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
     let mut rights: Vec<_> = commands.split(' ').map(|name| format!("-{name}")).collect();
     rights.push("resetkeys ~m ~redlatch_queue:* ~redlatch_window:*".to_owned());
     for right in rights {
-        // Without the right to wait, the thread has the lock as before. With it, it is notified.
+        // Without the right to wait, the thread has the lock as before. With this right, the thread
+        // waits and is notified.
         user.set(&["~*", "+@all"]);
         let guard = here.lock.lock().unwrap();
         user.set(&right.split(' ').collect::<Vec<_>>());
@@ -380,9 +383,10 @@ fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
             }
         }
         drop(guard);
-        // The client removes the entry later, since at first it had no right to.
+        // The client removes the entry later, because at first it had no right to do so.
         wait_waiting(&server, "m", 0);
-        // Without the right to notify, no waiter is notified. With this right, one is.
+        // Without the right to notify, no waiter is notified. With this right, one waiter is
+        // notified.
         let guest = Guest::of(&server, "m", &there, Wait::FOREVER);
         let guard = here.lock.lock().unwrap();
         user.set(&right.split(' ').collect::<Vec<_>>());
@@ -435,14 +439,14 @@ fn a_writer_that_may_not_let_readers_in_keeps_the_lock_and_does_not_wait() {
         assert_eq!(waiting(&server, "m"), 0, "{right}");
         guard.unlock().unwrap();
         reader.join().unwrap();
-        // With the right to do that, the writer waits.
+        // With this right, the writer can wait.
         let guard = lock.lock().unwrap();
         assert!(condition.wait_for(&guard, UNIT / 10).unwrap().timed_out());
     }
     leaves_nothing(&server, "m");
 }
 
-/// The record would outlive its notification, and each check would pass the notification on again.
+/// If the script could not delete the record, each check would pass the notification on again.
 #[test]
 fn a_client_that_may_not_delete_a_record_passes_nothing_on() {
     let server = server();

@@ -155,7 +155,7 @@ fn no_waiter_is_forgotten_when_a_notification_and_a_time_limit_meet() {
         let first = first.passes();
         let timed = Guest::begin(&there, Wait::at_most(time)).passes();
         thread::sleep(Duration::from_micros(random.below(6_000)));
-        // The first copy is certainly lost, and the second one may be.
+        // The first copy of the request is certainly lost, and the second copy may be lost.
         let guard = there.lock.lock().unwrap();
         assert!(there.condition.notify_one().unwrap());
         let told = there.condition.notify_one().unwrap();

@@ -132,7 +132,7 @@ impl Buffer {
         let guard = lock.lock()?;
         not_full.wait_while(&guard, || length(redis) >= ROOM)?;
         if redis.get::<_, Option<usize>>("made").unwrap().unwrap_or(0) >= goal {
-            // This thread has put in its item, so it notifies the next thread that waits for that.
+            // All items are made, so this maker ends, and wakes the next maker that waits for room.
             not_full.notify_one()?;
             guard.unlock()?;
             return Ok(false);
@@ -152,7 +152,7 @@ impl Buffer {
         guard.unlock()
     }
 
-    /// Repairs the work of a thread whose last step may have been unprotected, or may lack its
+    /// Notifies all waiters. A thread that failed may have changed the buffer without a
     /// notification.
     fn make_up(&self) -> Result<(), Error> {
         let guard = self.lock.lock()?;

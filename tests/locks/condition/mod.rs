@@ -322,8 +322,8 @@ fn after_a_wait_on_a_condition_each_level_has_its_lease_again() {
     waiter.join();
 }
 
-/// After the end of the inner level with the renewed lease, an outer level with a long lease has
-/// its whole lease again.
+/// The inner level has a renewed lease, and the outer level has a longer, fixed lease. After the
+/// end of the inner level, the outer level has its whole lease again.
 #[test]
 fn after_a_wait_on_a_condition_an_outer_fixed_lease_is_whole_again() {
     let server = server();
@@ -341,7 +341,8 @@ fn after_a_wait_on_a_condition_an_outer_fixed_lease_is_whole_again() {
     outer.unlock().unwrap();
 }
 
-/// The thread asks for the outer level's lease after its wait, perhaps too late.
+/// After its wait, the thread asks for the lease of the outer level, and this request may come too
+/// late.
 #[test]
 fn a_wait_on_a_condition_that_ends_with_the_lock_lost_says_so() {
     let server = server();
@@ -370,8 +371,8 @@ fn a_wait_on_a_condition_that_ends_with_the_lock_lost_says_so() {
     assert_eq!(outer.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
 }
 
-/// The error must not say that another client took the lock away, although the server's reply is
-/// the same in both cases.
+/// The lease ends before the request arrives. The error must not say that another client took the
+/// lock away, although the server's reply would be the same.
 #[test]
 fn a_request_that_comes_after_the_lease_says_that_it_ran_out() {
     let server = server();
@@ -467,8 +468,8 @@ fn a_fenced_guard_has_the_token_of_its_new_hold_after_a_wait() {
     leaves_nothing(&server, "m");
 }
 
-/// A thread that left the lock to wait could not get it back, because its own read hold would
-/// exclude it.
+/// If the writer left the lock to wait, it could not take the write lock again, because its own
+/// read hold would exclude it.
 #[test]
 fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
     let server = server();

@@ -131,7 +131,7 @@ fn a_script_gets_the_callers_keys_and_arguments_and_its_result_comes_back() {
 fn a_script_after_a_loss_changes_nothing_and_the_guard_knows() {
     let server = server();
     let other = client(&server);
-    // Nothing else tells the guard.
+    // This client gets no other sign of a loss.
     let client = Client::builder(&server.url())
         .watchdog_timeout(LONG)
         .client_tracking(false)
@@ -165,7 +165,7 @@ fn a_script_after_a_loss_changes_nothing_and_the_guard_knows() {
     });
 }
 
-/// The test begins as when a Redisson writer continues as a reader.
+/// The test first sets the lock's mode to `read`, as when a Redisson writer continues as a reader.
 #[test]
 fn a_write_locks_script_runs_only_while_its_owner_writes() {
     let server = server();
@@ -311,8 +311,8 @@ fn turns(script: &Script) -> Vec<Turn> {
                     let guard = lock.lock().unwrap();
                     let result = guard.eval(&script, &["number"], &[b"1"]);
                     let owner = guard.owner().unwrap();
-                    // The loss of another reply may have made the client take the lock by two
-                    // requests. Then it sends no script.
+                    // If the reply to the lock's request was lost, the client has sent that request
+                    // twice. In that case it sends no script.
                     if result.as_ref().map_or_else(Error::outcome_unknown, |_| true) {
                         turns.lock().unwrap().push(Turn { owner: owner.to_string(), result });
                     }

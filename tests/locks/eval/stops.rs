@@ -39,7 +39,7 @@ fn worker() {
             if guard.check(LEASE / 10).is_err() {
                 break;
             }
-            // The lock is held, for certain. Now the thread may sleep.
+            // Here the lock is certainly held. The thread sleeps before it writes.
             thread::sleep(Duration::from_micros(random.below(1_000)));
             let _: i64 = redis.rpush(&log, format!("plain {owner}")).unwrap();
             if write("fenced").is_err() {
@@ -76,7 +76,7 @@ fn stop(server: &Server, name: &str, stops: usize) -> Vec<String> {
         thread::sleep(LEASE + LEASE / 2);
         if is_process { worker.sigcont() } else { network.thaw() }
     }
-    // The last one writes.
+    // The process that was paused last can still write in this time.
     thread::sleep(LEASE);
     drop(workers);
     server.connection().lrange(log(name), 0, -1).unwrap()

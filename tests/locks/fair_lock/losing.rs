@@ -6,7 +6,7 @@ use super::*;
 fn a_lease_that_ends_lets_the_next_in() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
-    // A lease so long that the waiters are in the queue before it ends.
+    // The lease is so long that the waiters are in the queue before it ends.
     let (begun, lease) = (Instant::now(), LEASE * 5);
     let guard = one.fair_lock("lapsed").with_lease(lease).lock().unwrap();
     let mut line = Line::new(&server);
@@ -245,7 +245,8 @@ fn many_stopped_processes_ahead_cost_no_more_than_one() {
         wait_subscribed(&server, &own_channel(owner));
     }
     workers.iter_mut().for_each(|worker| worker.sigstop());
-    // When the first waiter's time is over, the second may not be silent for long enough.
+    // When the first waiter's grant ends, the second waiter may not have been silent for long
+    // enough to be skipped.
     let granted = lapses(&server, "many stall", || {
         guard.unlock().unwrap();
         assert_eq!(line.join(), [0]);

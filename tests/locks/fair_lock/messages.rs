@@ -270,7 +270,7 @@ fn calls_that_never_reached_the_server_leave_nothing_to_give_up() {
     }
     server.restart_empty();
     wait_until("it is back", SOON, || lock.lock().is_ok());
-    // Background requests would come over the first connection that works.
+    // If the client still had background requests, it would send them in this time.
     thread::sleep(UNIT * 5);
     let scripts = Commands::so_far(&server).scripts();
     assert!(scripts < 50, "{scripts} scripts");
@@ -369,7 +369,7 @@ fn something_else_under_a_key_is_an_error_and_is_left_as_it_is() {
         let mut took = 0;
         for attempt in [lock.lock().map(Taken), lock.try_lock_for(SOON), lock.try_lock()] {
             match attempt {
-                // This key was never asked about.
+                // This call did not use the overwritten key.
                 Ok(Taken(guard)) => {
                     took += 1;
                     guard.unlock().unwrap();

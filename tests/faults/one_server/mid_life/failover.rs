@@ -1,8 +1,7 @@
-//! The same as in the parent module, but after a failover to a server on which the user has other
-//! rights.
+//! The cases of the parent module, after a failover to a server on which the user has other rights.
 //!
-//! At the end the user gets the rights back, and then all permits are free again. Before that, all
-//! other clients have continued, unless only the restricted client could let them.
+//! At the end the user gets the rights back, and then all permits are free again. Until then all
+//! other clients have continued, except those for which the restricted client has to act.
 
 use std::cell::Cell;
 use std::sync::Barrier;
@@ -10,8 +9,7 @@ use std::sync::Barrier;
 use super::others::{ALL_RIGHTS, Play, TOTAL, permits};
 use super::*;
 
-/// The three moments at which each case waits until the other cases have come and the test has
-/// acted.
+/// The three moments at which all cases wait for each other and for the test's next action.
 struct Moments<'a> {
     all: &'a Barrier,
     new: &'a Server,
@@ -174,8 +172,8 @@ fn condition<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     let theirs = it.waiter(&it.rich.third, SOON * 2);
     moments.is_cut_off();
     moments.fails_over(it);
-    // A notification skips a waiter whose client does not listen at the new master yet. That waiter
-    // must find out by itself.
+    // A notification skips a waiter whose client does not listen at the new master yet. The skipped
+    // waiter ends its wait when it next asks.
     it.waits_until("both hear of it", || {
         it.notify(&it.rich.other);
         its.is_finished() && theirs.is_finished()

@@ -1,4 +1,4 @@
-//! The same as in the parent module, for synchronizers that are not locks.
+//! The cases of the parent module, for synchronizers that are not locks.
 //!
 //! Whichever right is taken away, and whenever, the call fails or has done all of its work, and
 //! other clients continue. After the rights are back, no permit, count or notification is lost, and
@@ -97,7 +97,7 @@ impl Play<'_> {
     /// Asserts that a result of the restricted client is a success or a clear error.
     pub(super) fn clear<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
         outcome.inspect_err(|error| {
-            // (A lease may also have ended by itself, or be about to.)
+            // (A lease may also have ended by itself, or may be about to end.)
             let known = [ErrorKind::LeaseLost, ErrorKind::EndsTooSoon, ErrorKind::NotHeld];
             let is_known = error.kind().is_server_trouble() || known.contains(&error.kind());
             assert!(is_known, "{}: {error}", self.what);
@@ -545,7 +545,7 @@ fn wait(it: &Play<'_>) {
     let theirs = it.waiter(&it.rich.third, SOON);
     it.take_away();
     assert!(it.notify(&it.rich.other), "{}", it.what);
-    // Otherwise the other waiter gets that notification.
+    // If the restricted client's wait fails, the other waiter gets its notification.
     if let Ok(notified) = it.clear(its.join()) {
         assert!(notified, "{}", it.what);
         it.waits_until("the other one is notified, too", || {

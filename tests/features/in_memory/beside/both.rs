@@ -85,7 +85,8 @@ pub(crate) struct Both {
     peers: [usize; 2],
     time: Parts,
     dump: Parts,
-    /// A command that publishes an end mark, and the mark as the listener receives it.
+    /// A command that publishes a message, and this message as the listener receives it. The
+    /// message ends the listener's reading.
     end: (Parts, Value),
     /// The keys that the listener has read and whose change was not reported since then.
     tracked: Vec<Vec<u8>>,
@@ -216,14 +217,15 @@ impl Both {
     pub(crate) fn run(&mut self, peer: usize, command: &Parts) -> Result<(), Difference> {
         let Seen { began, reply, ended, heard, keys } =
             if peer == 0 { self.ask(command) } else { self.listen(command) };
-        // A key may expire when it is read. Then that is reported before the key is tracked.
+        // A key may expire when it is read. In that case the server reports the change before it
+        // tracks the key.
         heard.iter().flat_map(changed).for_each(|key| self.tracked.retain(|it| *it != key));
         if peer == 1 && is_question(command) {
             self.tracked.push(command[1].clone());
         }
         let mut own_command = command.clone();
         (self.planted)(&mut own_command);
-        // A script may write the time in µs. That text is the only sign of the exact time.
+        // A script may write the time in µs. Only this text shows the exact time.
         let at = written(&keys.1, began..=ended).unwrap_or(began);
         let mut own = self.own(peer, at, &own_command);
         let own_reply = reply.is_some().then(|| own.remove(own.iter().position(is_reply).unwrap()));

@@ -99,8 +99,8 @@ fn random_commands_have_the_same_replies_messages_and_keys() {
 /// a command, and whether messages are lost.
 type Plant = (&'static str, &'static str, &'static str, fn(&mut Parts), bool);
 
-/// The planted differences are in the times that a script sees, in the effect of a command, in a
-/// reply, and in the messages.
+/// Each planted difference changes one thing: the times that a script sees, the effect of a
+/// command, a reply, or the messages.
 #[test]
 fn a_planted_difference_is_found() {
     let server = server();
