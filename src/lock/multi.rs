@@ -65,12 +65,12 @@ mod votes;
 /// parts, too.
 ///
 /// **The parts are taken in the order of their names' bytes. Parts with the same name are taken in
-/// the order of their servers' addresses (with Sentinels, of the service names), and then of their
-/// databases.** The order of the list does not matter. While a `MultiLock` waits for a part, it
-/// holds only parts that come earlier in the order, and therefore no two `MultiLock`s can wait for
-/// each other. If parts on several servers have the *same* name, all processes must use the same
-/// addresses for these servers. Take all locks in one `MultiLock`, because a lock that the thread
-/// already holds when it takes a `MultiLock` is outside this order.
+/// the order of their servers' addresses, and then of their databases.** (With Sentinels, the
+/// service name takes the place of the address.) The order of the list does not matter. While a
+/// `MultiLock` waits for a part, it holds only parts that come earlier in the order, and therefore
+/// no two `MultiLock`s can wait for each other. If parts on several servers have the *same* name,
+/// all processes must use the same addresses for these servers. Take all locks in one `MultiLock`,
+/// because a lock that the thread already holds when it takes a `MultiLock` is outside this order.
 ///
 /// If many threads call [`try_lock`](Self::try_lock) at the same time while no other thread holds a
 /// part, exactly one of them gets all parts. `try_lock` also returns [`NotTaken`] while another
@@ -84,20 +84,20 @@ mod votes;
 /// # What it costs
 ///
 /// One round trip takes all parts, and one round trip releases them at
-/// [`unlock`](MultiLockGuard::unlock), if all of this is true:
+/// [`unlock`](MultiLockGuard::unlock), if all these conditions are met:
 ///
 /// - the parts are at most 100 locks of one client and of one kind: a `ReentrantLock`, a
 ///   `FencedLock` or a `WriteLock`,
 /// - in a cluster, their names are in one slot, as `{account}:3` and `{account}:7` are,
 /// - their leases are equally long, and the watchdog renews them,
-/// - (only for taking the parts) no other thread holds a part or waits for a part, this thread
-///   holds no part, and [`replica_acks`](crate::ClientBuilder::replica_acks) is not set.
+/// - only for taking the parts: no other thread holds a part or waits for a part, this thread holds
+///   no part, and [`replica_acks`](crate::ClientBuilder::replica_acks) is not set.
 ///
 /// If one of these conditions is not met, each part costs one round trip to take and one to
-/// release. If a part is taken, the request for all parts fails and costs one more round trip. (A
-/// [`try_lock`](Self::try_lock) may end after this request.) A part that the thread already holds
-/// costs no round trip. A part that threads of this process pass to each other costs no round trip,
-/// either. Dropping the guard waits for no reply.
+/// release. If another thread has a part, the request for all parts fails and costs one more round
+/// trip. (A [`try_lock`](Self::try_lock) may end after this request.) A part that the thread
+/// already holds costs no round trip. A part that threads of this process pass to each other costs
+/// no round trip, either. Dropping the guard waits for no reply.
 ///
 /// # The methods
 ///
@@ -115,8 +115,10 @@ mod votes;
 ///
 /// # Parts
 ///
-/// - If a `MultiLock` is in the list of another `MultiLock`, its parts are taken instead.
-/// - A lock that is listed twice is taken once, even through two clients of one server.
+/// - If a `MultiLock` is in the list of another `MultiLock`, the list gets the parts of the inner
+///   `MultiLock` in its place.
+/// - A lock that is listed twice is taken once, even if it is listed through two clients of one
+///   server.
 /// - If a thread already holds some of the parts, it takes another level of each of them. Each
 ///   guard releases the levels that it took.
 /// - With a [lease](Self::with_lease), each part's lease begins when that part is taken. Choose a
@@ -137,20 +139,20 @@ own_verbs!(
     "One round trip for all parts, or [one for each](MultiLock#what-it-costs)"
 );
 
-/// How many times the earlier parts may be lost during the wait for the later parts.
+/// The number of times that the earlier parts may be lost during the wait for the later parts.
 const MOST_LOST: u32 = 3;
 
 impl MultiLock {
-    /// Returns a `MultiLock` of these locks. The list may have locks or pointers to locks: `[&one,
-    /// &other]`, `&locks`, or a `Vec<Box<dyn Lock>>`. No I/O.
+    /// Returns a `MultiLock` of these locks. The list may contain locks or pointers to locks:
+    /// `[&one, &other]`, `&locks`, or a `Vec<Box<dyn Lock>>`. No I/O.
     ///
     /// For re-entrant locks of one client, [`Client::multi_lock`] is shorter.
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if the list is empty, has two kinds of lock with one name on
-    /// one server, or has a [`quorum`](Self::quorum). [`Forked`](ErrorKind::Forked) in a forked
-    /// child.
+    /// [`Config`](ErrorKind::Config) if the list is empty, contains two kinds of lock with the same
+    /// name on one server, or contains a [`quorum`](Self::quorum). [`Forked`](ErrorKind::Forked) in
+    /// a forked child.
     pub fn new(locks: impl IntoIterator<Item: AsLock>) -> Result<Self, Error> {
         let mut taken: Vec<Arc<dyn Part>> = Vec::new();
         for part in parts(locks, false)? {
@@ -173,25 +175,26 @@ impl MultiLock {
     }
 
     /// Returns a lock that is held while a majority of these locks is held. Each of these locks
-    /// must be on an independent server. A quorum is what Redisson calls RedLock. A thread can take
-    /// the lock while more than half of the servers are up. No I/O.
+    /// must be on an independent server. Redisson calls such a lock RedLock. A thread can take the
+    /// lock while more than half of the servers are up. No I/O.
     ///
     /// A call asks all servers at the same time, each on a short-lived thread. The call waits for
     /// each server for a fiftieth of the lease (at least 50 ms, and longer for a distant server).
     /// The call has the lock if more than half of the servers have granted their part and these
     /// leases have not ended. Without such a majority, the call releases all parts and tries again
-    /// after a random time, so waiters have no order. A lease counts from the time before its
-    /// request, less a hundredth of the lease and 2 ms for clock drift.
+    /// after a random time, so waiters have no order. A lease counts from the moment before its
+    /// request was sent. To allow for clock drift, the call subtracts a hundredth of the lease and
+    /// 2 ms.
     ///
     /// The watchdog renews each part. [`remaining`](MultiLockGuard::remaining) returns how long a
     /// majority of the parts is held. When less than a majority is left, the guard reports the loss
-    /// of the lock. Every method fails if no majority of the servers answers.
+    /// of the lock. Every method fails if less than a majority of the servers answers.
     /// [`is_locked`](Self::is_locked) returns whether a majority is held. Taking the lock costs one
     /// round trip, and releasing it costs one round trip.
     ///
     /// If a server has lost its part, the client does not take that part again, because the server
-    /// may have given its vote to another thread in the meantime. A hold loses the vote of each
-    /// server that restarts without persistence. A rolling restart of most servers ends a long
+    /// may have granted the part to another thread in the meantime. A hold loses its part on each
+    /// server that restarts without persistence. So a rolling restart of most servers ends a long
     /// hold.
     ///
     /// # Guarantee
@@ -203,19 +206,19 @@ impl MultiLock {
     ///   program that lists {3, 4, 5} takes it at 4 and 5. If a program lists only the servers that
     ///   it could reach, it must pass the number of all servers to [`quorum_of`](Self::quorum_of).
     /// - no server forgets a grant. A server that restarts without persistence (or with persistence
-    ///   that lags behind) may grant its vote twice. Restart a crashed server only after the
-    ///   longest lease has passed.
+    ///   that lags behind) may grant its part to two threads. Restart a crashed server only after
+    ///   the longest lease has passed.
     /// - all clocks run at about the same speed. A server whose wall clock is set forward ends
-    ///   leases early, and gives its vote to another thread.
-    /// - every writer checks its guard first. As with one server, a process that is paused between
-    ///   its check and its write may write while another thread holds the lock.
+    ///   leases early, and grants its part to another thread.
+    /// - every writer checks its guard before each write. As with one server, a process that is
+    ///   paused between its check and its write may write while another thread holds the lock.
     ///
-    /// The last condition is Kleppmann's objection: a lock that protects data needs a number that
-    /// grows with each grant, and the store must check that number. A quorum has no such number,
-    /// because votes on several servers have no order. **Where money is at stake, use one server
-    /// with persistence, and make the write itself conditional** (by a version or a fencing token).
-    /// Use a quorum for work that should run once even while a server is down, if the work does no
-    /// harm when it runs twice.
+    /// Kleppmann's objection to RedLock concerns the last condition: a lock that protects data
+    /// needs a number that grows with each grant, and the store must check that number. A quorum
+    /// has no such number, because grants of several servers have no common order. **Where money is
+    /// at stake, use one server with persistence, and make the write itself conditional** (by a
+    /// version or a fencing token). Use a quorum for work that should run once even while a server
+    /// is down, and that does no harm if it runs twice.
     ///
     /// ```no_run
     /// use redlatch::{Client, MultiLock, Taken};
@@ -235,17 +238,17 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// [`Config`](ErrorKind::Config) if the list is empty, has two locks on one server, or has a
-    /// `MultiLock`. [`Forked`](ErrorKind::Forked) in a forked child.
+    /// [`Config`](ErrorKind::Config) if the list is empty, contains two locks on one server, or
+    /// contains a `MultiLock`. [`Forked`](ErrorKind::Forked) in a forked child.
     pub fn quorum(locks: impl IntoIterator<Item: AsLock>) -> Result<Self, Error> {
         let locks: Vec<_> = locks.into_iter().collect();
         Self::quorum_of(locks.len(), locks)
     }
 
-    /// Returns a lock as [`quorum`](Self::quorum) does, with a majority of this number of
-    /// `servers`. Some of the servers may have no lock in the list. Use this method in a program
-    /// that may start while a server is down. The vote of a server to which the program has no
-    /// client is missing. No I/O.
+    /// Returns a lock as [`quorum`](Self::quorum) does. A majority is more than half of `servers`,
+    /// even if some of the servers have no lock in the list. Use this method in a program that may
+    /// start while a server is down. The program cannot get the part of a server to which it has no
+    /// client. No I/O.
     ///
     /// ```no_run
     /// use redlatch::{Client, MultiLock};
@@ -262,8 +265,8 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// The errors of [`quorum`](Self::quorum). [`Config`](ErrorKind::Config) also if the list has
-    /// locks on less than a majority of the servers, or has more locks than servers.
+    /// The errors of [`quorum`](Self::quorum). [`Config`](ErrorKind::Config) also if the list
+    /// contains locks on less than a majority of the servers, or more locks than servers.
     pub fn quorum_of(
         servers: usize,
         locks: impl IntoIterator<Item: AsLock>,
@@ -308,10 +311,10 @@ impl MultiLock {
         GuardLevels { held, needed: self.needed(), drift, rule: self.rule, name }
     }
 
-    /// Asks each part. The parts of a quorum are asked at the same time. If a part fails, its error
-    /// is the result, unless the answers of a quorum's other parts decide. The answers of a quorum
-    /// decide in two cases: if `counts` is true for a majority of the answers, or if the missing
-    /// answers cannot make `counts` true for a majority.
+    /// Runs `ask` for each part, for the parts of a quorum at the same time. If a part fails,
+    /// returns its error. For a quorum, the other answers may be enough without the failed part: if
+    /// `counts` is true for a majority of the servers, or if the missing answers cannot make
+    /// `counts` true for a majority.
     fn ask<T: Send>(
         &self,
         ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
@@ -530,8 +533,8 @@ fn rank(part: &Arc<dyn Part>) -> (Arc<str>, String, i64) {
     (Arc::clone(&site.name), site.core.lasting_address(), site.core.database())
 }
 
-/// Whether both parts are the same key in Redis. If the parts have different clients, the thread
-/// would wait for its own hold, which has another owner.
+/// Whether both parts are the same key in Redis. A thread that took both parts through different
+/// clients would wait for its own hold, which has another owner.
 fn is_same(one: &dyn Part, other: &dyn Part) -> bool {
     let (one, other) = (&one.handle().site, &other.handle().site);
     *one.name == *other.name

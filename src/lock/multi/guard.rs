@@ -5,8 +5,8 @@ use crate::lock::{HeldLock, LockGuard, OwnedLockGuard, PartGuard};
 use crate::owner::Owner;
 use crate::scripts::FencingToken;
 
-/// Several held locks, or the majority of a quorum. Dropping the guard releases all its locks.
-/// [`MultiLock::lock`] returns such a guard.
+/// The guard of several held locks, or of a majority of a quorum's locks. Dropping the guard
+/// releases all its locks. [`MultiLock::lock`] returns such a guard.
 ///
 /// - [`remaining`](LockGuard::remaining) returns the shortest remaining time of all parts. For a
 ///   quorum it returns how long a majority is held, less a hundredth of the lease and 2 ms for
@@ -35,8 +35,8 @@ use crate::scripts::FencingToken;
 /// ```
 pub type MultiLockGuard = LockGuard<MultiLock>;
 
-/// Several held locks that belong to no thread: an [`OwnedLockGuard`](crate::OwnedLockGuard), which
-/// can be sent to another thread. [`MultiLock::lock_owned`] returns such a guard.
+/// An [`OwnedLockGuard`](crate::OwnedLockGuard) of several held locks. The guard belongs to no
+/// thread and can be sent to another thread. [`MultiLock::lock_owned`] returns such a guard.
 ///
 /// ```no_run
 /// # use redlatch::{Error, MultiLock};
@@ -67,7 +67,8 @@ impl<O> LockGuard<MultiLock, O> {
         held.filter_map(|held| Some((held.name(), held.token()?)))
     }
     /// Returns the held lock of this name, to run scripts under it. Returns `None` if no part has
-    /// this name, or if the guard is a quorum's, because no server sees the majority. No I/O.
+    /// this name. Also returns `None` for the guard of a quorum, because no single server knows
+    /// whether a majority is held. No I/O.
     #[must_use]
     pub fn part(&self, name: &str) -> Option<PartGuard<'_>> {
         let levels = self.several().filter(|levels| levels.rule == Rule::All)?;

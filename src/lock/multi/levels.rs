@@ -1,4 +1,4 @@
-//! Levels of several holds that are taken and left together.
+//! Levels of several holds that are taken and released together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -33,12 +33,13 @@ impl Rule {
     }
 }
 
-/// One level of each of several holds. Nothing in this type depends on the calling thread.
+/// The levels of one guard of several locks: one level of each hold. Nothing in this type depends
+/// on the calling thread.
 #[derive(Debug)]
 pub struct GuardLevels {
     /// The levels, in the order in which they were taken.
     pub(super) held: Vec<HeldLock>,
-    /// How many parts must be held.
+    /// The number of parts that must be held.
     pub(super) needed: usize,
     /// The [allowance](Rule::drift) for clock drift in the longest lease.
     pub(super) drift: AtomicU64,
@@ -92,7 +93,8 @@ impl GuardLevels {
         if passed.len() >= self.needed {
             return Ok(());
         }
-        // Of several errors, returns one that describes the state of all parts together.
+        // Of several errors, returns one that is true of the whole lock: `EndsTooSoon` if the lock
+        // is still held, and an error of another kind if the lock is not held.
         let too_soon = self.is_held();
         let mut failed: Vec<_> = failed.into_iter().filter_map(Result::err).collect();
         let is_it = |error: &Error| (error.kind() == ErrorKind::EndsTooSoon) == too_soon;
@@ -125,10 +127,10 @@ impl GuardLevels {
         self.held.iter().any(HeldLock::is_wanted)
     }
 
-    /// Raises all locks, then leaves them to expire. A lock that was left cannot be taken back, so
-    /// every step that may fail comes before. (After a failure, the drop releases all locks.) For a
-    /// quorum, the raised locks (at least a majority) are left to expire, and the other locks are
-    /// released.
+    /// Raises all locks, then leaves them to expire. A lock that was left to expire cannot be taken
+    /// back, so every step that may fail comes first. (After a failure, the drop releases all
+    /// locks.) For a quorum, the raised locks (at least a majority) are left to expire, and the
+    /// other locks are released.
     pub(in crate::lock) fn leave_to_expire(mut self) -> Result<(), Error> {
         Error::if_forked(&self.name)?;
         let mut raised = self.each(HeldLock::raise);
@@ -147,12 +149,12 @@ impl GuardLevels {
         Ok(())
     }
 
-    /// Extends each lock. For a quorum, a majority is enough.
+    /// Extends the lease of each lock. For a quorum, a majority is enough.
     pub(in crate::lock) fn extend(&self, lease: Duration) -> Result<(), Error> {
         Error::if_forked(&self.name)?;
         self.ended(self.each(|held| held.extend(lease)))?;
-        // The drift grows only after the servers have granted the longer lease: the drift of a long
-        // lease may be more than the rest of the present lease.
+        // The allowance for drift grows only after the servers have granted the longer lease,
+        // because the allowance for a long lease may exceed the remaining lease.
         self.drift.fetch_max(self.rule.drift(lease), Ordering::Relaxed);
         Ok(())
     }
@@ -160,7 +162,8 @@ impl GuardLevels {
     /// Asks the server of each lock for a longer lease.
     fn each(&self, ask: impl Fn(&HeldLock) -> Result<(), Error> + Sync) -> Vec<Result<(), Error>> {
         match self.rule {
-            // When one server fails, the call ends and does not wait for any other server.
+            // When the request to one server fails, the call ends and does not ask the later
+            // servers.
             Rule::All => match self.held.iter().try_for_each(ask) {
                 Ok(()) => self.held.iter().map(|_| Ok(())).collect(),
                 Err(error) => vec![Err(error)],
@@ -182,7 +185,8 @@ impl GuardLevels {
         }
     }
 
-    /// Returns the result of ending all levels. A loss takes precedence over a failed request.
+    /// Returns one result for the results of all levels. A loss takes precedence over a failed
+    /// request.
     fn ended(&self, ends: impl IntoIterator<Item = Result<(), Error>>) -> Result<(), Error> {
         let (ended, failed): (Vec<_>, Vec<_>) = ends.into_iter().partition(Result::is_ok);
         let failed = failed.into_iter().filter_map(Result::err);
@@ -206,8 +210,8 @@ impl GuardLevels {
     }
 }
 
-/// Releases the locks one after the other. If a server does not answer, this waits for it once, and
-/// then posts the releases of its client's other holds, as a drop does.
+/// Releases the locks one after the other. If a server does not answer, the function waits for that
+/// server only once. It then posts the releases of the same client's other holds, as a drop does.
 fn unlock(held: impl Iterator<Item = HeldLock>) -> impl Iterator<Item = Result<(), Error>> {
     let mut silent: Vec<Arc<Core>> = Vec::new();
     held.map(move |held| {

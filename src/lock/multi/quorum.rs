@@ -52,7 +52,7 @@ pub(super) fn acquire(
         }
         if levels.held.len() >= needed {
             if !levels.remaining().is_zero() {
-                // A client that has only now connected may use the same server as another client.
+                // A client may have connected only now, to the same server as another client.
                 vote_apart(levels.held.iter().map(|held| &held.handle))?;
                 return Ok(Some(levels));
             }
@@ -88,12 +88,12 @@ pub(super) fn acquire(
     }
 }
 
-/// Whether an error ends the wait, whatever the other servers answer.
+/// Whether an error ends the wait, regardless of the other servers' answers.
 fn is_final(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Forked | ErrorKind::Config)
 }
 
-/// Returns how long a wait goes on while no majority answers.
+/// Returns how long a wait goes on while less than a majority of the servers answers.
 fn limit(parts: &[Arc<dyn Part>]) -> Duration {
     let limits = parts.iter().map(|part| part.handle().site.core.config.failover_timeout);
     limits.min().unwrap_or_default()
@@ -120,7 +120,7 @@ fn no_majority(lock: &MultiLock, failed: Vec<Error>) -> Error {
         ),
     };
     let mut error = Error::new(kind, message).transient(transient).unknown(unknown);
-    // The wait goes on if a majority of the servers works after the transient errors have passed.
+    // The wait goes on if a majority of the servers would answer without the errors that may pass.
     let passing: Vec<_> = failed.iter().filter_map(Error::passing).collect();
     if listed - (so_many - passing.len()) >= lock.needed() {
         let outage = passing.iter().copied().find(|it| *it == Passing::Outage);

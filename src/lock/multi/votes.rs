@@ -37,7 +37,7 @@ pub(super) fn unlock(held: impl Iterator<Item = HeldLock>) -> Vec<Result<(), Err
     })
 }
 
-/// Asks for all held locks at the same time.
+/// Asks the servers of all held locks at the same time.
 pub(super) fn ask_for_held(
     held: &[HeldLock],
     ask: impl Fn(&HeldLock) -> Result<(), Error> + Sync,
