@@ -4,9 +4,9 @@
 //! The thread takes two levels. The first level has a fixed lease of the minimum time, so the
 //! server keeps the hold even if this process dies. When the guard is made, the first level is
 //! [left](crate::site::Leaving::ToExpire) to expire, so this process does not release the hold
-//! before the minimum time is over. The second level belongs to the guard. If the watchdog renews
-//! this level, it renews the hold as soon as the remaining lease is shorter than the level's own
-//! lease. So work that takes longer than the minimum time keeps the lock.
+//! before the minimum time is over. The second level belongs to the guard. If this level has a
+//! renewed lease, the watchdog renews the hold as soon as the remaining lease is shorter than that
+//! lease. So the lock stays held if the work takes longer than the minimum time.
 //!
 //! Every error must come before the first level is left to expire, so that the client can undo the
 //! grant. For this reason the thread sends no request between the grant and the moment at which the
@@ -40,7 +40,7 @@ impl HeldLock {
         let lease = least.max(handle.terms().lease()).max(Duration::from_millis(1));
         let first = handle.varied(Variant::On(Terms::fixed(lease).leaving_at_once()));
         let Some(tenancy) = take(first.clone(), wait)? else { return Ok(None) };
-        // The minimum time counts from now. The server began to count its lease earlier, when it
+        // The minimum time counts from now. The lease at the server began earlier, when the server
         // ran the request.
         let until = clock::now().saturating_add(clock::nanos(least));
         #[cfg(soak_mutants)]
@@ -49,8 +49,8 @@ impl HeldLock {
             false => until,
         };
         let left = Self::new(&first, Arc::clone(&tenancy));
-        // The second level belongs to the same tenancy. For an owned guard that reads beside other
-        // readers, `take` would begin a new tenancy.
+        // The second level belongs to the same tenancy. A second call of `take` would begin a new
+        // tenancy for an owned guard that reads beside other readers.
         let again = match handle.site.gate.add_level(&tenancy, handle.terms()) {
             // The first level's lease is long enough, so no request extends it.
             GateOutcome::Reentered(tenancy) if !handle.terms().is_watched() => Some(tenancy),

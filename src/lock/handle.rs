@@ -127,8 +127,8 @@ impl Handle {
         }
     }
 
-    /// Finishes `enter` for a thread that found its own tenancy in the seat, or a hold that has
-    /// expired. Returns `None` if the thread must enter the gate again.
+    /// Finishes `enter` for a thread that found its own tenancy or an expired hold in the seat.
+    /// Returns `None` if the thread must enter the gate again.
     #[inline]
     pub(crate) fn reentered(&self, entered: GateOutcome) -> Result<Option<Arc<Tenancy>>, Error> {
         match entered {
@@ -160,8 +160,8 @@ impl Handle {
         let (site, terms) = (&self.site, self.terms());
         match terms.fixed_lease() {
             Some(lease) if tenancy.granted_for() < lease => return self.lengthen(tenancy, lease),
-            // The watchdog must renew from now on. (The hold's earlier threads that wanted renewals
-            // may have left.)
+            // The watchdog must renew the lease from now on. (Earlier threads of the hold that
+            // wanted renewals may have left.)
             None if site.mode == Mode::Read => site.arm_for(tenancy, terms.lease()),
             None if tenancy.hold().terms != terms => site.arm(),
             Some(_) | None => {}

@@ -1,4 +1,4 @@
-//! One level of a hold of one name, as a guard has it.
+//! One level of a hold of one lock, as a guard owns it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,13 +20,14 @@ use crate::scripts::{FencingToken, Trouble};
 use crate::site::{Leaving, Site, go_together, leave_all};
 use crate::waiting::Wait;
 
-/// One level of a hold, which ends once. Nothing in this type depends on the calling thread.
+/// One level of a hold. The level ends only once. Nothing in this type depends on the calling
+/// thread.
 pub struct HeldLock {
-    /// The tenancy in which the thread took the level. This field is dropped before the handle with
-    /// its client, because the drop may send a request.
+    /// The tenancy in which the thread took the level. This field is dropped before `handle`, which
+    /// keeps the client alive, because the drop may send a request.
     tenancy: Arc<Tenancy>,
     pub(crate) handle: Handle,
-    /// The level that this guard ends. `None`: the level that the tenancy's thread took last.
+    /// The level that this guard ends. `None` means the level that the tenancy's thread took last.
     level: Option<HoldLevel>,
     /// The end of the level, on [`clock`], after an extension by the guard. Zero if the guard has
     /// not extended the level, or if the level ends with the hold. Written under the gate's mutex.
@@ -69,8 +70,8 @@ impl HeldLock {
         self
     }
 
-    /// Leaves the level beneath to expire, after the call has got all locks that it takes together.
-    /// (If the lock is already lost, this does nothing, and the guard reports the loss.)
+    /// Leaves the level beneath to expire. The caller does this after it has taken all locks of the
+    /// call. (If the lock is already lost, this does nothing, and the guard reports the loss.)
     pub(super) fn leave_beneath(&mut self) {
         if let Some(beneath) = self.beneath.take() {
             let (beneath, until) = *beneath;
@@ -197,8 +198,8 @@ impl HeldLock {
         Ok(leave_all(&levels))
     }
 
-    /// Leaves the hold to expire. The lease may be long, so after the hold is left, no step may
-    /// fail. (If the hold cannot be raised, the drop of this level releases it.)
+    /// Leaves the hold to expire. The lease may be long, so no step may fail after the hold was
+    /// left. (If raising the hold fails, the drop of this level releases the hold.)
     pub(super) fn leave_to_expire(self) -> Result<(), Error> {
         self.raise()?;
         self.leave_raised()
@@ -252,8 +253,8 @@ impl HeldLock {
         if self.tenancy.granted_for() >= lease {
             return Ok(());
         }
-        // The thread of the guard may be about to release the lock. From here on it does not pass
-        // the hold to another thread, because a hold with an extended lease is never passed.
+        // The guard's thread may be about to release the lock. From here on, that thread does not
+        // pass the hold to another thread, because a hold with an extended lease is never passed.
         let is_here = site.gate.with_seat(|seat| {
             let is_here = seat.is_some_and(|seat| seat.has(&self.tenancy));
             is_here.then(|| hold.asks_for(lease)).is_some()
@@ -276,7 +277,7 @@ impl HeldLock {
         })
     }
 
-    /// Leaves a hold to expire that was [raised](Self::raise) before.
+    /// Leaves a hold to expire after it was [raised](Self::raise).
     pub(super) fn leave_raised(self) -> Result<(), Error> {
         #[cfg(soak_mutants)]
         if mutants::is("a lock that is left to nobody") {

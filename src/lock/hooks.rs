@@ -1,9 +1,8 @@
-//! The hooks that the driver calls, for every lock of one name except the fair lock. One thread
-//! holds the lock, or many threads read under it. A process hands the lock on to the next process.
+//! The hooks that the driver calls, for every lock of one name except the fair lock.
 //! (`lock/fair.rs` has the hooks of a fair lock.)
 //!
-//! `order/mod.rs` orders the threads of this process, `site/queue_entry.rs` is the process's entry
-//! in the queue of processes, and `waiting/mod.rs` has the loop that calls these hooks.
+//! `order/mod.rs` decides which thread of this process is next. `site/queue_entry.rs` is the
+//! process's entry in Redis's queue. `waiting/mod.rs` has the loop that calls these hooks.
 
 use std::sync::Arc;
 
@@ -43,8 +42,9 @@ pub(super) fn acquire_of(
     thread: &Arc<Thread>,
     wait: Wait<'_>,
 ) -> Result<Option<Arc<Tenancy>>, Error> {
-    // The errors that come before any request: an unusable name or lease, a client that was shut
-    // down, a forked process, a cancelled token, or another level through a non-reentrant handle.
+    // This check returns the errors that come before any request: an unusable name or lease, a
+    // client that was shut down, a forked process, a cancelled token, or another level through a
+    // non-reentrant handle.
     handle.check(thread, &wait)?;
     let Site { core, name, .. } = &*handle.site;
     // The driver `acquire` calls the hooks below. The thread sleeps between these calls.
@@ -127,8 +127,8 @@ impl Hooks<'_, '_> {
             let (arrivals, sent_at, lease) = (site.arrivals(), clock::now(), terms.lease());
             let certain = hold.asks_for(lease);
             match site.scripts().read_on(&hold.owner, lease) {
-                // Processes wait, so this request extended no lease. (A first copy whose reply was
-                // lost may have extended a lease.)
+                // Processes wait, so this request extended no lease. (If the request was sent
+                // twice, the first copy may have extended a lease.)
                 Ok(Replied { reply: Some(1..), .. }) => {
                     leave();
                     return Ok(None);
@@ -221,10 +221,10 @@ impl Synchronizer for Hooks<'_, '_> {
         (kind, 1)
     }
 
-    /// A thread that holds the lock takes another level. A reader joins other readers of this
-    /// process if it may. Otherwise one thread of the process asks Redis. Another level needs a
-    /// command only if its fixed lease is longer than the remaining lease. If the lease of the
-    /// present hold is over, `reentered` declares the hold lost, and the thread enters again.
+    /// A thread that holds the lock takes another level. This needs a request only if the level's
+    /// fixed lease is longer than the remaining lease. A reader joins other readers of this process
+    /// if it may. Otherwise one thread of the process asks Redis. If the lease of the present hold
+    /// is over, `reentered` declares the hold lost, and the thread enters again.
     fn enter(&self, claim: &Claim<'_, LockNeed>) -> Result<EnterOf<Self>, Error> {
         if let Some(lead) = self.together.and_then(Together::lead) {
             return Ok(Enter::Leads(lead.map(Box::new)));
@@ -335,10 +335,10 @@ impl Synchronizer for Hooks<'_, '_> {
         entry.ask(listening, site, claim, None)
     }
 
-    /// Returns `None` in three cases. In the first case the lease has ended since the grant. In the
-    /// second case the server has answered a forced unlock of this process, before or after the
-    /// grant. In the third case a hold of the name's fair lock has the seat, and the server does
-    /// not have the granted hold.
+    /// Returns `None` in three cases. In the first case, the lease has ended since the grant. In
+    /// the second case, this process sent the request for the grant before the server answered a
+    /// forced unlock of this process, which may have ended the grant. In the third case, a hold of
+    /// the name's fair lock has the seat, and the server does not have the granted hold.
     fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<Site>>,
@@ -364,7 +364,7 @@ impl Synchronizer for Hooks<'_, '_> {
         // A thread that enters now finds the seat taken, so no thread needs to lead.
         leadership.resign();
         // The server granted the write lock, so it no longer has the read hold of this process,
-        // even if this process has not noticed this yet.
+        // even if this process has not noticed the loss yet.
         if let Some(pair) = pair
             && let Some(hold) = pair.read.gate.hold()
         {

@@ -30,7 +30,7 @@ use crate::waiting::{Claim, Lead, LeadershipGuard, QueueSite as _, Try, Wait};
 
 /// The locks of one call, which acquires them one after the other: see the module.
 pub(crate) struct Together<'a> {
-    /// The locks after the one that is being acquired.
+    /// The locks that come after the lock that is being acquired.
     others: Cell<&'a [Arc<dyn Part>]>,
     /// Whether the request for all locks was sent.
     is_asked: Cell<bool>,
@@ -119,8 +119,8 @@ impl<'a> Together<'a> {
         claim: &Claim<'_, LockNeed>,
     ) -> Result<Option<Try<Arc<Tenancy>>>, Error> {
         let others = self.others.get();
-        // If another process has just had this lock, that process most likely has the lock again
-        // now.
+        // If this process has just released a lock that another process had handed to it, another
+        // process most likely has the lock now.
         if others.is_empty() || self.is_asked.get() || site.gate.takes_turns(clock::now()) {
             return Ok(None);
         }
