@@ -30,8 +30,8 @@ mod tests;
 /// corresponds to a fair `ReentrantLock` of java.util.concurrent and to Redisson's `RFairLock`.
 /// [`Client::fair_lock`] returns a `FairLock`.
 ///
-/// A clone is the same lock, and so is every handle of the same name. A `FairLock` has the methods
-/// of [`Lock`](crate::Lock).
+/// All clones, and all handles of the same name, are one lock. A `FairLock` has the methods of
+/// [`Lock`](crate::Lock).
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -90,18 +90,18 @@ mod tests;
 ///   redlatch process sends its next keep-alive, at most a second later;
 /// - if Redisson releases the lock while a dead redlatch waiter is first in the queue, the lock is
 ///   idle for at most a second. If the queue has no live redlatch waiter, the lock may be idle for
-///   the rest of a lease (30 s). Each timed wait of a Redisson client that ended early before may
-///   add 5 minutes;
+///   the rest of a lease (30 s). Each earlier timed wait of a Redisson client may add 5 minutes, if
+///   that wait ended early;
 /// - if a redlatch process is paused when it gets the lock, and only Redisson's waiters are left,
 ///   these waiters wait for the rest of the lease or for `fair_wait_timeout`.
 ///
 /// # Beside a re-entrant lock of the name
 ///
-/// Use one kind of lock for a name. A fair and a re-entrant handle of one name are one lock: they
-/// exclude each other, and a thread that took the lock through one handle may take it again through
-/// the other handle. A re-entrant handle ignores the fair lock's queue, and a fair handle ignores
-/// the plain lock's queue. A waiter of one kind may wait for as long as threads of the other kind
-/// keep taking the lock.
+/// Use one kind of lock for a name. A fair and a re-entrant handle of one name are one lock: two
+/// threads exclude each other even through two kinds of handle, and a thread that took the lock
+/// through one handle may take it again through the other handle. A re-entrant handle ignores the
+/// fair lock's queue, and a fair handle ignores the plain lock's queue. A waiter of one kind may
+/// wait for as long as threads of the other kind keep taking the lock.
 ///
 /// # What fairness costs
 ///
@@ -148,8 +148,8 @@ impl Synchronizer for FairLock {
         (Kind::FairLock, 1)
     }
 
-    /// If the thread holds the lock, it takes another level. A thread with a wait joins the
-    /// newcomers, for which no request was sent yet. A thread without a wait asks the server for
+    /// If the thread holds the lock, it takes another level. A thread that may wait joins the
+    /// newcomers, for which no request was sent yet. A thread that may not wait asks the server for
     /// itself alone.
     fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
         let waits = claim.wait.blocks();
@@ -209,7 +209,7 @@ impl Synchronizer for FairLock {
     /// Returns `None` for the reasons in [`lock/hooks.rs`](crate::lock::hooks). Also returns `None`
     /// if a hold was passed to the thread but its lease ended while the thread slept. The thread
     /// then asks the server under a new owner. The thread's old entry is gone, or the release of
-    /// the revoked hold removes that entry.
+    /// the lost hold removes that entry.
     fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<FairQueue>>,
@@ -227,9 +227,9 @@ impl Synchronizer for FairLock {
                 }
                 is_held
             }
-            // While this thread asked the server, another thread passed it a hold, and then a
-            // forced unlock revoked that hold. While that hold lived, the server could not have
-            // granted this thread another hold.
+            // While this thread A asked the server, another thread B passed a hold to A. Then a
+            // forced unlock revoked the passed hold: otherwise the server could not have granted
+            // another hold to A.
             Some(passed) => {
                 site.lose_hold(&passed.hold(), LostReason::Revoked);
                 false

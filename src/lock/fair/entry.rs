@@ -3,8 +3,9 @@
 //!
 //! The entry is in the process's list before Redis has it. From then on, a thread of the process
 //! may pass its hold to the entry. A grant or a passed hold wakes the entry's thread, which then
-//! need not ask the server. The thread asks after a message of redlatch's or Redisson's scripts and
-//! after a reconnect. The first thread in the queue also asks when the holder's lease ends.
+//! need not ask the server. The thread asks again after a message of redlatch's or Redisson's
+//! scripts, and after a reconnect. The first thread in the queue also asks when the holder's lease
+//! ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +30,9 @@ const SHORTEST_ASK: Duration = Duration::from_millis(20);
 /// A thread's entry. If the entry has not become a hold, its drop removes it from the queue.
 pub(crate) struct FairEntry {
     queue: Arc<FairQueue>,
-    /// The entry at the server, with its owner. The entry receives messages from just before its
-    /// first request on. (The entry of a thread that does not wait receives no messages.)
+    /// The entry at the server, with its owner. The entry can receive messages from the moment
+    /// before its first request is sent. (The entry of a thread that does not wait receives no
+    /// messages.)
     pub(super) entry: QueueEntry<Followers, Arc<QueuedThread>>,
     thread: Arc<Thread>,
     terms: Terms,
@@ -65,8 +67,8 @@ impl FairEntry {
         if self.leads { self.queue.linger(&self.thread) } else { Duration::ZERO }
     }
 
-    /// Whether the inbox has a message or a passed hold, or, for the leader, no thread can still
-    /// join its request.
+    /// Whether the inbox has a message or a passed hold. A thread that has not asked yet has no
+    /// inbox: returns whether the thread leads, and no other thread can still join its request.
     pub(super) fn may_collect(&self) -> bool {
         let Some(queued) = &self.entry.mailbox else { return self.leads && !self.queue.is_busy() };
         let inbox = queued.recipient.inbox.lock();
@@ -112,8 +114,8 @@ impl FairEntry {
             Others::Nobody
         } else {
             // Whether this is the client's first waiter, and the client does not listen yet. The
-            // script marks such a waiter. (If the client has older waiters, they have lost their
-            // marks, and no marked waiter may stand before them.)
+            // script marks such a waiter. (A later waiter of the client needs no mark: when that
+            // waiter becomes first, the client listens or is dead.)
             let just_come = !site.core.pubsub.hears_own(&site.name) && !queue.has_queued();
             Others::Company { owners: &owners, just_come }
         };
@@ -180,9 +182,9 @@ impl FairEntry {
         self.queue.stand(queued);
     }
 
-    /// Restores the entry of a thread that has lost it. All waiters of this process may have lost
-    /// their entries. One waiter asks for all waiters, and the others need not ask. If the request
-    /// fails, the next keep-alive finds the missing entries.
+    /// Restores this thread's entry, which the server has lost. All waiters of this process may
+    /// have lost their entries. One waiter asks for all waiters, and the others need not ask. If
+    /// the request fails, the next keep-alive finds the missing entries.
     fn comes_back(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
         let Some(requeue) = queue.begin_requeue(&self.entry.owner) else {
@@ -231,14 +233,14 @@ impl FairEntry {
                 let latest = Listening::latest(core);
                 listening.own.subscribe(latest, || core.pubsub.listen_to_own(name));
                 if by_redisson {
-                    // A release by Redisson sends its message on a channel of this waiter alone. A
-                    // waiter needs no channel of its own if no Redisson client stands before it,
-                    // because later Redisson clients stand behind it.
+                    // A release by Redisson sends its message on a channel of this waiter alone. If
+                    // no Redisson client stands before this waiter, the waiter needs no such
+                    // channel, because later Redisson clients queue behind the waiter.
                     let channel = self.queue.redissons_channel(&self.entry.owner);
                     listening.public.subscribe(latest, || core.pubsub.listen_once(&channel));
                 }
-                // The process's keep-alive detects lost messages, so its waiters need not poll.
-                // Only the first waiters in the queue get an earlier time from the server.
+                // The process's keep-alive detects lost messages, so its waiters need not poll. The
+                // server names an earlier time only for the first waiters in the queue.
                 let sleep = ask_after
                     .map_or_else(|| Self::slow_question(core), |ask| ask.max(SHORTEST_ASK));
                 self.steps(EntryReply::Waits { now, sleep, came_back }, in_doubt, None)
@@ -314,7 +316,7 @@ impl FairEntry {
     }
 
     /// Removes the entry from the process's list, so that no further hold is passed to it. If a
-    /// hold was already passed to it, returns the tenancy.
+    /// hold was already passed to the entry, returns the hold's tenancy.
     pub(super) fn stand_down(&self) -> Option<Arc<Tenancy>> {
         let (queued, site) = (self.entry.mailbox.as_ref()?, &self.queue.site);
         let passed = site.gate.stand_down(&queued.recipient);

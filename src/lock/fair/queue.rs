@@ -11,9 +11,9 @@
 //! server. The server orders threads by their requests, and the threads of one request by their
 //! arrival. If the same threads lock again and again, their order in the queue stays the same. If
 //! neighbours in the queue belong to different processes, they stay neighbours for ever, and each
-//! grant is a hand-off between processes. If the process already has the lock or stands in the
-//! queue, the leader therefore waits for a moment before it asks. Threads that are just releasing
-//! the lock can join its request in this time.
+//! grant is a hand-off between processes. Therefore the leader waits for a moment before it asks,
+//! if its process already has the lock or stands in the queue. In this time, threads that are just
+//! releasing the lock can join the leader's request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -117,8 +117,8 @@ impl FairQueue {
     }
 
     /// Returns the leader's companions: the newcomers for which the leader asks. Companions stay
-    /// newcomers until they are [answered](Self::answer). If the leader dies before that, one of
-    /// them leads next.
+    /// newcomers until they are [answered](Self::answer). If the leader's thread ends before that,
+    /// one of the companions leads next.
     pub(super) fn companions(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairEntry>)> {
         self.site.gate.lingers_no_more();
         let newcomers = self.waiters.lock().newcomers.first_ones(MOST);
@@ -132,9 +132,9 @@ impl FairQueue {
     /// Adds `queued` to the process's list. From here on, a thread may pass its hold to `queued`,
     /// and the keep-alive includes `queued`.
     pub(super) fn stand(self: &Arc<Self>, queued: Arc<QueuedThread>) {
-        // The thread is added to the list before the flag is read, because `command` reads the list
-        // before it clears the flag. In another order, `command` could end the keep-alives of a new
-        // thread.
+        // The thread is added to the list before `kept_alive` is read, because `command` reads the
+        // list before it clears `kept_alive`. In the other order, this thread could find
+        // `kept_alive` set, and `command` could then find the list empty and end the keep-alives.
         self.site.gate.stand(queued);
         self.site.report_waiting_threads();
         if !std::mem::replace(&mut self.waiters.lock().kept_alive, true) {
@@ -147,7 +147,7 @@ impl FairQueue {
     /// or fails. The leadership goes to the next newcomer. If a companion has left in the meantime,
     /// its entry is given up.
     pub(super) fn answer(&self, companions: Vec<(Arc<Newcomer>, QueueAnswer)>) {
-        // The returned values are dropped after the mutex is released.
+        // The signals in `gone` are dropped after the mutex is released.
         let (mut told, mut gone) = (Vec::new(), Vec::new());
         let mut waiters = self.waiters.lock();
         for (newcomer, answer) in companions {
@@ -224,9 +224,9 @@ impl QueueSite for Arc<FairQueue> {
         look(&mut self.waiters.lock().newcomers)
     }
 
-    /// The drop of the lead removes the thread's entry from the queue. If the thread led the
-    /// newcomers, the leadership goes to the next newcomer. If there is a lead, the drop of its
-    /// entry passes the leadership on; without a lead, this method passes it on.
+    /// Drops the lead, which removes the thread's entry from the queue. If the thread led the
+    /// newcomers, the drop of the entry also passes the leadership to the next newcomer. Without a
+    /// lead, this method itself passes the leadership on.
     fn transfer_leadership(&self, lead: Option<Lead<FairEntry>>) {
         if lead.is_none() {
             let _none = self.promote(None);
@@ -299,7 +299,6 @@ impl KeepAlive for FairQueue {
                 let eldest = all().filter(missing).min_by_key(|queued| queued.owner.number());
                 let first = all().find(|queued| kept.first == Some(queued.owner.number()));
                 first.into_iter().chain(eldest).for_each(QueuedThread::prompt);
-                // A minimum limits the server's answer.
                 kept.again.map_or(period, |again| again.max(SHORTEST_PERIOD).min(period))
             }
             // The waiters' own requests report the error.
@@ -333,9 +332,9 @@ impl FairQueue {
 /// the other processes notice this within this time.
 const POLL: Duration = Duration::from_secs(1);
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
-/// A keep-alive may declare other waiters silent only if the server has answered this process for
-/// this time. The silent waiters must have been silent for the same time (`SILENT` in
-/// `keep_alive.lua`).
+/// A keep-alive may declare other waiters silent only if the server has answered all keep-alives of
+/// this process for this time. The other waiters must have sent no keep-alive for the same time
+/// (`SILENT` in `keep_alive.lua`).
 const SILENT: Duration = Duration::from_secs(2);
-/// A keep-alive's answer may be late by this time without a gap in the period.
+/// A keep-alive's answer that is late by at most this time does not end the steady period.
 const GAP: Duration = Duration::from_millis(500);
