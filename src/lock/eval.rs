@@ -13,20 +13,20 @@ macro_rules! evals {
     () => {
         /// Runs a script at the server if this guard's owner has the lock there. The server checks
         /// the owner and runs the script in one step. Even if this process slept past the end of
-        /// its lease, the script never writes after another owner's grant.
-        /// [Fencing](crate::guide::fencing) says what this does not cover.
+        /// its lease, the script never writes after the server has granted the lock to another
+        /// owner. [Fencing](crate::guide::fencing) says what this check does not cover.
         ///
         /// The script gets `keys` as `KEYS` and `args` as `ARGV`, and may use no other key. The
         /// keys are sent to the server as they are, without the client's
-        /// [`prefix`](crate::ClientBuilder::prefix). In a cluster the script's keys need the slot
-        /// of the lock's key: put the lock's name, with the prefix, in braces into each key. The
-        /// server's user needs the rights to run `EVAL` and `EVALSHA` and to use the keys.
+        /// [`prefix`](crate::ClientBuilder::prefix). In a cluster, the script's keys must be in the
+        /// slot of the lock's key: put the lock's name, with the prefix, in braces into each key.
+        /// The server's user needs the rights to run `EVAL` and `EVALSHA` and to use the keys.
         ///
         /// The client sends the script once, unless it is [`idempotent`](Script::idempotent). If
         /// the client gets no reply, the server may run the script later, but only while this
         /// guard's owner has the lock. A guard whose script got no reply releases the lock at the
-        /// server, and does not pass the lock to another thread of this process. Before the
-        /// release, a later script of the same guard may run before the late script.
+        /// server, and does not pass the lock to another thread of this process. Until the release,
+        /// the late script may also run after a later script of the same guard.
         ///
         /// ```no_run
         /// use redlatch::{Error, LockGuard, Script, Value};
@@ -56,10 +56,9 @@ macro_rules! evals {
         /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the script, is
         ///   unreachable, or does not answer in time. If
         ///   [`outcome_unknown`](Error::outcome_unknown) is true, the script may have run, and may
-        ///   still run until the lock is released.
-        ///   [`Unavailable`](ErrorKind::Unavailable) also if the request that took the lock was
-        ///   sent twice, because a connection broke: release the lock and take it again. With
-        ///   [`replica_acks`](crate::ClientBuilder::replica_acks),
+        ///   still run until the lock is released. Also [`Unavailable`](ErrorKind::Unavailable) if
+        ///   the request that took the lock was sent twice, because a connection broke: release the
+        ///   lock and take it again. With [`replica_acks`](crate::ClientBuilder::replica_acks),
         ///   [`TooFewReplicas`](ErrorKind::TooFewReplicas) if the script ran, but too few replicas
         ///   have its writes.
         ///
@@ -67,8 +66,8 @@ macro_rules! evals {
         ///
         /// # Blocking
         ///
-        /// One round trip, or two if the server does not have the script yet. Each takes at most
-        /// [`response_timeout`](crate::ClientBuilder::response_timeout).
+        /// One round trip, or two if the server does not have the script yet. Each round trip takes
+        /// at most [`response_timeout`](crate::ClientBuilder::response_timeout).
         pub fn eval(&self, script: &Script, keys: &[&str], args: &[&[u8]]) -> Result<Value, Error> {
             self.eval_within(Wait::FOREVER, script, keys, args)
         }
@@ -109,7 +108,7 @@ macro_rules! evals {
         ///
         /// # Blocking
         ///
-        /// As [`eval`](Self::eval).
+        /// Blocks as [`eval`](Self::eval) does.
         pub fn command(&self, name: &str, keys: &[&str], args: &[&[u8]]) -> Result<Value, Error> {
             let call = ScriptCall { script: &COMMAND, keys, arguments: args, last: Some(name) };
             self.held()?.eval(Wait::FOREVER, &call)

@@ -20,9 +20,9 @@ pub(super) use self::pair::Pair;
 /// java.util.concurrent and Redisson's `RReadWriteLock`. [`Client::read_write_lock`] returns a
 /// `ReadWriteLock`.
 ///
-/// [`reader`](Self::reader) and [`writer`](Self::writer) return handles of the two locks, and take
-/// nothing. `prices.reader().lock()` takes the read lock. A clone is the same lock, and so is every
-/// handle of the same name.
+/// [`reader`](Self::reader) and [`writer`](Self::writer) return handles of the two locks, and do
+/// not take a lock. `prices.reader().lock()` takes the read lock. All clones, and all handles of
+/// the same name, are one lock.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
@@ -88,10 +88,10 @@ pub(super) use self::pair::Pair;
 /// Redisson's clients ignore redlatch's queue. A Redisson reader joins other readers even if
 /// writers of either library wait. A Redisson writer gets the lock only if the lock is free for a
 /// moment. While readers overlap, a Redisson writer keeps waiting, as it does among Redisson's
-/// clients. (A redlatch writer does not wait for longer, because redlatch's readers queue behind
-/// it.) If a redlatch writer keeps the read lock when it releases the write lock, it notifies
-/// Redisson's readers. A Redisson writer in this case notifies nobody, and a waiting reader finds
-/// out within about a second.
+/// clients. (Later redlatch readers do not delay a redlatch writer, because they queue behind the
+/// writer.) If a redlatch writer keeps the read lock when it releases the write lock, it notifies
+/// Redisson's readers. A Redisson writer notifies nobody in this case, and a waiting redlatch
+/// reader notices this within about a second.
 ///
 /// While a writer also reads, `is_locked` of the read lock returns `false`. `isLocked()` of
 /// Redisson's read lock returns `true` (since 3.24.1).
@@ -112,9 +112,9 @@ pub struct ReadWriteLock {
 /// this lock.
 ///
 /// A `ReadLock` has the methods of [`Lock`](crate::Lock). [`try_lock`](Self::try_lock) overtakes
-/// all waiters if the lock is free. If other threads read, it takes the lock only if no writer
-/// waits. [`is_locked`](Self::is_locked) returns whether the lock has a reader and no writer, and
-/// [`force_unlock`](Self::force_unlock) ends the holds of all readers.
+/// all waiters if the lock is free. If other threads read, `try_lock` takes the lock only if no
+/// writer waits. [`is_locked`](Self::is_locked) returns whether the lock has a reader and no
+/// writer, and [`force_unlock`](Self::force_unlock) ends the holds of all readers.
 ///
 /// ```no_run
 /// # use redlatch::{Error, ReadLock};
@@ -132,8 +132,8 @@ pub struct ReadLock {
 /// A `WriteLock` has the methods of [`Lock`](crate::Lock). If the calling thread holds the read
 /// lock, the methods that take the write lock fail with
 /// [`WouldDeadlock`](ErrorKind::WouldDeadlock). [`is_locked`](Self::is_locked) returns whether the
-/// lock has a writer, and [`force_unlock`](Self::force_unlock) ends the writer's hold and its reads
-/// under that hold.
+/// lock has a writer, and [`force_unlock`](Self::force_unlock) ends the writer's hold and the read
+/// holds that the writer took under it.
 ///
 /// ```no_run
 /// use redlatch::{Error, ErrorKind, NotTaken, Taken, WriteLock};

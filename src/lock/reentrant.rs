@@ -17,8 +17,8 @@ use crate::site::Site;
 /// again. The lock corresponds to `ReentrantLock` of java.util.concurrent and to Redisson's
 /// `RLock`. [`Client::reentrant_lock`] returns a `ReentrantLock`.
 ///
-/// A clone is the same lock, and so is every handle of the same name. A `ReentrantLock` has the
-/// methods of [`Lock`](crate::Lock).
+/// All clones, and all handles of the same name, are one lock. A `ReentrantLock` has the methods of
+/// [`Lock`](crate::Lock).
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -51,24 +51,25 @@ use crate::site::Site;
 /// # Fairness
 ///
 /// Processes get the lock in the order in which they began to wait, because each release hands the
-/// lock to the next process. The threads of one process, and its owned guards, get the lock in
-/// their order of arrival. A process may pass the lock among its own threads for up to 10 ms, or
-/// less if several processes wait. After its turn, the process joins the queue again, at the end.
-/// If the order of all threads on all machines matters, use a [`FairLock`](crate::FairLock).
+/// lock to the next process. Within a process, threads and owned guards get the lock in the order
+/// of arrival. A process may pass the lock among its own threads for up to 10 ms, or less if
+/// several processes wait. Then the process joins the queue again, at the end. If the order of all
+/// threads on all machines matters, use a [`FairLock`](crate::FairLock).
 ///
 /// [`try_lock`](Self::try_lock) may overtake the queue while the lock is free. A waiter in a killed
 /// process does not delay the other waiters. A waiter that does not respond (because its process is
 /// paused, or its network is cut without an error) delays the other waiters by 2 s.
 ///
-/// Redisson's clients ignore this queue. While a Redisson client waits, redlatch leaves some of the
-/// releases to Redisson: see [Coming from Redisson](crate::guide::redisson).
+/// Redisson's clients ignore this queue. While a Redisson client waits, some of redlatch's releases
+/// leave the lock free for a moment, so that a Redisson client can take it: see [Coming from
+/// Redisson](crate::guide::redisson).
 ///
 /// # After a hand-off
 ///
-/// If another process handed the lock on, the lease is 2 s at first. The client extends it to the
-/// full lease after 50 ms, or sooner in a call of [`LockGuard::check`](crate::LockGuard::check). If
-/// the process or the server stops for 2 s right after a hand-off, the lock is lost, and the guard
-/// reports the loss.
+/// If another process handed the lock to this process, the lease is 2 s at first. The client
+/// extends the lease to its full length after 50 ms, or sooner in a call of
+/// [`LockGuard::check`](crate::LockGuard::check). If the process or the server stops for 2 s right
+/// after a hand-off, the lock is lost, and the guard reports the loss.
 ///
 /// # In Redis
 ///

@@ -80,11 +80,12 @@ impl Ticket {
 }
 
 /// Writes the text of the ticket: the owner, the kind of lock, the length of the name, and the
-/// name. [`FromStr`] reads it.
+/// name. [`FromStr`] reads this text.
 impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.is_fenced { FENCED } else { PLAIN };
-        // A name may contain spaces, so it comes last. Its length shows whether the text is whole.
+        // The name comes last, because it may contain spaces. The length of the name shows whether
+        // the text is whole.
         write!(f, "{} {kind} {} {}", self.owner, self.name.len(), self.name)
     }
 }
@@ -171,7 +172,7 @@ impl<G> NoTicket<G> {
         &self.error
     }
 
-    /// Returns the guard if no request was sent to the server. The guard is as before. Returns
+    /// Returns the guard if no request was sent to the server. This guard is unchanged. Returns
     /// `None` if a request was sent: this process then no longer holds the lock.
     #[must_use = "dropping the guard releases the lock"]
     pub fn into_guard(self) -> Option<G> {
@@ -213,26 +214,27 @@ impl<L: ?Sized> LockGuard<L, OfGuard> {
     ///
     /// The ticket has the lock for the time `keep`, from 1 ms to 10¹³ ms. No client renews this
     /// lease. Choose a `keep` within which the next holder certainly adopts the ticket, because
-    /// afterwards others can get the lock. The ticket remains valid after this client has ended.
-    /// Threads that wait for the lock keep waiting.
+    /// others can get the lock after that time. The ticket remains valid after this client has
+    /// ended. Threads that wait for the lock keep waiting.
     ///
     /// # Errors
     ///
-    /// If no request was sent, the error [has the guard](NoTicket::into_guard), which is as before:
+    /// If no request was sent, the error [contains the guard](NoTicket::into_guard), which is
+    /// unchanged:
     ///
-    /// - [`Config`](ErrorKind::Config) if the lock is neither a
-    ///   [`ReentrantLock`](crate::ReentrantLock) nor a [`FencedLock`](crate::FencedLock), if its
+    /// - [`Config`](ErrorKind::Config) if the lock is of another kind than
+    ///   [`ReentrantLock`](crate::ReentrantLock) and [`FencedLock`](crate::FencedLock), if its
     ///   [minimum time](crate::Lock::with_hold_at_least) is not over, or if `keep` is out of range.
-    /// - [`Unavailable`](ErrorKind::Unavailable) if the last renewal failed (try again after the next
-    ///   one), or if the request that took the lock was sent twice.
+    /// - [`Unavailable`](ErrorKind::Unavailable) if the last renewal failed (try again after the
+    ///   next renewal), or if the request that took the lock was sent twice.
     /// - [`LeaseLost`](ErrorKind::LeaseLost) or [`Forked`](ErrorKind::Forked): the guard does not
     ///   hold the lock.
     ///
-    /// If a request was sent, the error has no guard:
+    /// If a request was sent, the error contains no guard:
     ///
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request, is
     ///   unreachable, or does not answer in time: there is no ticket. The client releases the lock
-    ///   in the background. If that fails, the lock is free when its lease ends.
+    ///   in the background. If the release fails, the lock is free when its lease ends.
     /// - [`LeaseLost`](ErrorKind::LeaseLost) if the server no longer has the hold.
     ///
     /// # Blocking

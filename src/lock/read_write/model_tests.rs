@@ -202,9 +202,9 @@ fn of_two_processes_one_writes_or_some_read_and_every_thread_ends() {
     assert!(happened(&seen.together) && happened(&seen.went_down));
 }
 
-/// Asserts that while a write guard reports "held", no other guard of its process does. (A reader
-/// may meet a writer that has no guard yet: the reader loses its hold before the writer gets its
-/// guard.)
+/// Asserts that while a write guard reports "held", no other guard of its process reports "held".
+/// (A reader may meet a writer that has no guard yet: the reader loses its hold before the writer
+/// gets its guard.)
 fn check_alone(lock: &ReadWriteLock, writing: &LockGuard) {
     let own = Thread::current();
     let others = [Mode::Read, Mode::Write].map(|mode| {
