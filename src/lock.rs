@@ -82,11 +82,11 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///   lease, one round trip extends the lease.) Each guard releases one level.
     /// - If another thread of this process holds the lock, the calling thread waits in this
     ///   process's queue, in the order of arrival.
-    /// - If another process holds the lock, the thread sleeps until a message grants it the lock.
-    ///   Waiting processes stand in a queue in Redis, and a release makes the first process the
-    ///   owner. (For a fair lock, each waiting thread has its own entry in the queue.) A message
-    ///   may be lost, so the process also asks the server when the holder's lease ends, and about
-    ///   once a second.
+    /// - If another process holds the lock, the calling thread sleeps until a message grants the
+    ///   lock. Waiting processes stand in a queue in Redis, and a release makes the first process
+    ///   the owner. (For a fair lock, each waiting thread has its own entry in the queue.) A
+    ///   message may be lost, so the process also asks the server when the holder's lease ends, and
+    ///   about once a second.
     ///
     /// If another process handed the lock to this process, the lease is 2 s at first. After 50 ms
     /// the client extends the lease to its full length: see [`LockGuard::check`].
@@ -435,7 +435,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// # Blocking
     ///
-    /// Taking the lock costs one more round trip if another process handed the lock on.
+    /// Taking the lock costs one more round trip if another process hands the lock to this process.
     #[must_use]
     fn with_hold_at_least(&self, least: Duration) -> Self
     where

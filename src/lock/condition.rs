@@ -25,10 +25,11 @@ use self::entry::{ConditionEntry, Ended};
 
 mod entry;
 
-/// A condition of a lock. Threads wait on it until another thread, on any machine, makes a change
-/// and notifies them. A `Condition` corresponds to `Condition` of java.util.concurrent, across
-/// processes. [`ReentrantLock::condition`] returns a `Condition`. [`FairLock`], [`FencedLock`] and
-/// [`WriteLock`] have the same method. (A read lock has no conditions, as in Java.)
+/// A condition of a lock. Threads wait on a condition until another thread, on any machine, changes
+/// the shared data and notifies them. A `Condition` corresponds to `Condition` of
+/// java.util.concurrent, across processes. [`ReentrantLock::condition`] returns a `Condition`.
+/// [`FairLock`], [`FencedLock`] and [`WriteLock`] have the same method. (A read lock has no
+/// conditions, as in Java.)
 ///
 /// A wait releases the lock, sleeps until the thread is notified, and takes the lock again before
 /// it returns. A notification goes to the thread that has waited longest. If no thread waits, a
@@ -102,7 +103,7 @@ mod entry;
 /// If a notified waiter's process dies before it has released the lock again, the next waiter gets
 /// the notification within about a second. If the process is only paused, the next waiter gets the
 /// notification within three seconds. (If the notified waiter had the lock, the next waiter waits
-/// until that lease ends.)
+/// until the lease of that lock ends.)
 ///
 /// **Notify before you make the change** for which other threads wait. Threads that use the lock
 /// cannot see the change before you release the lock. If your process dies between the notification
@@ -507,7 +508,7 @@ impl Condition {
         Ok(())
     }
 
-    /// Checks the guard of a wait. Returns the lock's site, and the tenancy that the wait leaves.
+    /// Checks the guard of a wait. Returns the lock's site, and the tenancy that the wait releases.
     fn check_guard<'a>(
         &self,
         guard: &'a LockGuard<impl Lock + ?Sized>,

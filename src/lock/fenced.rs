@@ -98,7 +98,8 @@ impl<O> LockGuard<FencedLock, O> {
     /// all guards of the thread have the token of the new hold.
     #[must_use]
     pub fn token(&self) -> FencingToken {
-        // A fenced lock is never granted without a token. (No store would accept the token zero.)
+        // The server always grants a fenced lock with a token. (No store would accept the default
+        // of zero.)
         self.one().and_then(HeldLock::token).unwrap_or_else(|| FencingToken::from_number(0))
     }
 }

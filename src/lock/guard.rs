@@ -380,10 +380,10 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///
     /// After this call, the thread no longer holds the lock and the client no longer renews it. The
     /// lock is free when its lease ends. A [fixed](Lock::with_lease) lease ends at its set time. A
-    /// renewed lease lasts for at least two thirds of
-    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) more. The end of the client
-    /// does not release the lock, but [`force_unlock`](Lock::force_unlock) does. For a quorum, at
-    /// least a majority of its parts stays taken, and the other parts are released.
+    /// renewed lease lasts for at least another two thirds of
+    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). The end of the client does not
+    /// release the lock, but [`force_unlock`](Lock::force_unlock) does. For a quorum, at least a
+    /// majority of its parts stays taken, and the other parts are released.
     ///
     /// If the thread has several levels, the call ends one level, and the other levels still hold
     /// the lock. Even if the thread then releases its last level, the lock stays taken until the

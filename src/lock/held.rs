@@ -29,8 +29,9 @@ pub struct HeldLock {
     pub(crate) handle: Handle,
     /// The level that this guard ends. `None` means the level that the tenancy's thread took last.
     level: Option<HoldLevel>,
-    /// The end of the level, on [`clock`], after an extension by the guard. Zero if the guard has
-    /// not extended the level, or if the level ends with the hold. Written under the gate's mutex.
+    /// The end of the level according to [`clock`], if the guard has extended the level. Zero if
+    /// the guard has not extended the level, or if the level ends with the hold. Written under the
+    /// gate's mutex.
     extended: AtomicU64,
     left: bool,
     /// The level beneath this level, and the time until which the level beneath

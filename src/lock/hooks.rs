@@ -1,7 +1,7 @@
 //! The hooks that the driver calls, for every lock of one name except the fair lock.
 //! (`lock/fair.rs` has the hooks of a fair lock.)
 //!
-//! `order/mod.rs` decides which thread of this process is next. `site/queue_entry.rs` is the
+//! `order/mod.rs` decides which thread of this process is next. `site/queue_entry.rs` has the
 //! process's entry in Redis's queue. `waiting/mod.rs` has the loop that calls these hooks.
 
 use std::sync::Arc;
@@ -336,9 +336,9 @@ impl Synchronizer for Hooks<'_, '_> {
     }
 
     /// Returns `None` in three cases. In the first case, the lease has ended since the grant. In
-    /// the second case, this process sent the request for the grant before the server answered a
-    /// forced unlock of this process, which may have ended the grant. In the third case, a hold of
-    /// the name's fair lock has the seat, and the server does not have the granted hold.
+    /// the second case, this process sent the request for the grant before it received the answer
+    /// to a forced unlock. That forced unlock may have ended the grant. In the third case, a hold
+    /// of the name's fair lock has the seat, and the server does not have the granted hold.
     fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<Site>>,

@@ -247,8 +247,8 @@ impl MultiLock {
 
     /// Returns a lock as [`quorum`](Self::quorum) does. A majority is more than half of `servers`,
     /// even if some of the servers have no lock in the list. Use this method in a program that may
-    /// start while a server is down. The program cannot get the part of a server to which it has no
-    /// client. No I/O.
+    /// start while a server is down. A server to which the program has no client does not count
+    /// towards the majority. No I/O.
     ///
     /// ```no_run
     /// use redlatch::{Client, MultiLock};
@@ -311,10 +311,10 @@ impl MultiLock {
         GuardLevels { held, needed: self.needed(), drift, rule: self.rule, name }
     }
 
-    /// Runs `ask` for each part, for the parts of a quorum at the same time. If a part fails,
-    /// returns its error. For a quorum, the other answers may be enough without the failed part: if
-    /// `counts` is true for a majority of the servers, or if the missing answers cannot make
-    /// `counts` true for a majority.
+    /// Runs `ask` for each part. For a quorum, runs `ask` for all parts at the same time. If a part
+    /// fails, returns its error. For a quorum, the other answers may be enough without the failed
+    /// part: if `counts` is true for a majority of the servers, or if the missing answers cannot
+    /// make `counts` true for a majority.
     fn ask<T: Send>(
         &self,
         ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,

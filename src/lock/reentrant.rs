@@ -74,7 +74,7 @@ use crate::site::Site;
 /// # In Redis
 ///
 /// The lock is a hash under its name, as Redisson's `RLock` is. The hash maps the owner to a count,
-/// and its time to live is the lease. While processes wait, redlatch also has the keys
+/// and the key's time to live is the lease. While processes wait, redlatch also has the keys
 /// `redlatch_queue:{name}`, `redlatch_window:{name}` and `redlatch_asked:{name}:…`. The server's
 /// user needs rights to these keys ([table](crate::guide::operations#access-rights)).
 #[derive(Clone, Debug)]

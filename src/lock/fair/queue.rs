@@ -320,8 +320,9 @@ impl FairQueue {
         waiters.steady = Some(Steady { since, last: now, version });
     }
 
-    /// Whether the server and this process have run without a pause since the last answer, and the
-    /// server is still the same server, as far as this process can see.
+    /// Whether the steady period continues: since the last answer, no keep-alive was late, and the
+    /// client did not reconnect. A gap or a new connection may mean that the process was paused or
+    /// that the server is another one.
     fn goes_on(&self, steady: Steady, now: u64) -> bool {
         now.saturating_sub(steady.last) <= clock::nanos(self.period() + GAP)
             && steady.version == self.site.core.pubsub.own_version(&self.site.name)
@@ -329,7 +330,7 @@ impl FairQueue {
 }
 
 /// The maximum time between two keep-alives. If a process is paused when it is granted the lock,
-/// the other processes notice this within this time.
+/// the other processes notice the pause within this time.
 const POLL: Duration = Duration::from_secs(1);
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 /// A keep-alive may declare other waiters silent only if the server has answered all keep-alives of

@@ -51,8 +51,8 @@ fn ask(lock: &FairLock, leader: &mut Leader<'_>) -> Result<Try<Arc<Tenancy>>, Er
     lock.ask(leader.lead_or(|| lock.request_state(&claim)), &claim)
 }
 
-/// Takes the leadership from a newcomer's signal, with an entry if another thread asked for the
-/// newcomer.
+/// Takes the leadership from a newcomer's signal. If another thread asked for the newcomer, the
+/// leadership comes with an entry.
 fn leads<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
     match newcomer.take_signal() {
         Some(Signal::Leadership(lead)) => LeadershipGuard::new(&lock.queue, lead.map(|lead| *lead)),
