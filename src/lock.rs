@@ -146,10 +146,10 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// Blocks for at most `wait`. (If `wait` is very short, the call may still take 50 ms, or three
     /// round trips to a distant server.) If a request has no reply at the end of `wait`, the call
-    /// ends the request. The call then returns [`NotTaken`] if the server has answered an earlier
-    /// request of this call, or has answered any call over the same connection within the last
-    /// second. Without such an answer, the call returns an error. If the server grants the lock
-    /// later, the client releases the lock in the background.
+    /// ends the request. The call then returns [`NotTaken`] if the server seems to work: it has
+    /// answered an earlier request of this call, or any call over the same connection within the
+    /// last second. Without such an answer, the call returns an error. If the server grants the
+    /// lock later, the client releases the lock in the background.
     fn try_lock_for(&self, wait: Duration) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, wait.into())
     }

@@ -19,8 +19,8 @@ macro_rules! evals {
         /// The script gets `keys` as `KEYS` and `args` as `ARGV`, and may use no other key. The
         /// keys are sent to the server as they are, without the client's
         /// [`prefix`](crate::ClientBuilder::prefix). In a cluster, the script's keys must be in the
-        /// slot of the lock's key: put the lock's name, with the prefix, in braces into each key.
-        /// The server's user needs the rights to run `EVAL` and `EVALSHA` and to use the keys.
+        /// slot of the lock's key. So put the lock's name, with the prefix, in braces into each
+        /// key. The server's user needs the rights to run `EVAL` and `EVALSHA` and to use the keys.
         ///
         /// The client sends the script once, unless it is [`idempotent`](Script::idempotent). If
         /// the client gets no reply, the server may run the script later, but only while this

@@ -82,26 +82,27 @@ mod tests;
 ///
 /// If Redisson's clients stand in the same queue:
 ///
-/// - Redisson's waiters must not wait for longer at a time than
+/// - no single wait of a Redisson client may be longer than
 ///   [`redisson_fair_lock_wait_timeout`](crate::ClientBuilder::redisson_fair_lock_wait_timeout) (5
-///   minutes), and the clocks of Redisson's machines must agree with the server's to about 7 s;
+///   minutes), and the clocks of Redisson's machines must agree with the server's clock to about 7
+///   s;
 /// - a dead Redisson waiter blocks the other waiters for up to the lease and these 5 minutes;
 /// - if a timed wait of a Redisson client ends at the moment of a release, the lock is idle until a
 ///   redlatch process sends its next keep-alive, at most a second later;
 /// - if Redisson releases the lock while a dead redlatch waiter is first in the queue, the lock is
-///   idle for at most a second. If the queue has no live redlatch waiter, the lock may be idle for
-///   the rest of a lease (30 s). Each earlier timed wait of a Redisson client may add 5 minutes, if
+///   idle for at most a second. If the queue has no live redlatch waiter, the lock may be idle
+///   until a lease ends (30 s). Each earlier timed wait of a Redisson client may add 5 minutes, if
 ///   that wait ended early;
 /// - if a redlatch process is paused when it gets the lock, and only Redisson's waiters are left,
-///   these waiters wait for the rest of the lease or for `fair_wait_timeout`.
+///   these waiters wait until the lease ends or for `fair_wait_timeout`.
 ///
 /// # Beside a re-entrant lock of the name
 ///
 /// Use one kind of lock for a name. A fair and a re-entrant handle of one name are one lock: two
-/// threads exclude each other even through two kinds of handle, and a thread that took the lock
-/// through one handle may take it again through the other handle. A re-entrant handle ignores the
-/// fair lock's queue, and a fair handle ignores the plain lock's queue. A waiter of one kind may
-/// wait for as long as threads of the other kind keep taking the lock.
+/// threads exclude each other even if they use different kinds of handle. A thread that took the
+/// lock through one handle may take it again through the other handle. A re-entrant handle ignores
+/// the fair lock's queue, and a fair handle ignores the plain lock's queue. A waiter of one kind
+/// may wait for as long as threads of the other kind keep taking the lock.
 ///
 /// # What fairness costs
 ///

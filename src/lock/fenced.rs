@@ -46,8 +46,8 @@ use crate::site::Site;
 /// A fenced lock has the keys of a [`ReentrantLock`](crate::ReentrantLock). The key
 /// `redisson_lock_token:{name}` contains the last token. (If the name has a `{`, this key is
 /// `redisson_lock_token:name`.) Do not use one name for a fenced lock and for a lock of another
-/// kind. The two locks exclude each other, but the guards of the other lock have no token, and a
-/// thread that holds one of the locks cannot take the other.
+/// kind. The two locks exclude each other, but the guards of the other lock have no token. A thread
+/// that holds one of the locks cannot take the other lock.
 #[derive(Clone, Debug)]
 pub struct FencedLock {
     handle: Handle,

@@ -215,11 +215,11 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         each!(&self.held, held => held.check(slack))
     }
 
-    /// Registers `callback`. The client calls it once if the lock is lost before it is released:
-    /// when the lease ends, when a renewal finds that the server no longer has the hold, or when
-    /// this client calls `force_unlock`. If the lock is already lost, the client calls `callback`
-    /// soon. If [`unlock`](Self::unlock) detects the loss, it returns an error, and `callback` is
-    /// not called.
+    /// Registers `callback`. The client calls `callback` once if the lock is lost before its
+    /// release: when the lease ends, when a renewal finds that the server no longer has the hold,
+    /// or when this client calls `force_unlock`. If the lock is already lost, the client calls
+    /// `callback` soon. If [`unlock`](Self::unlock) detects the loss, it returns an error, and
+    /// `callback` is not called.
     ///
     /// When a lock has been held for 100 ms, the client asks the server to report changes of the
     /// lock's key ([`client_tracking`](crate::ClientBuilder::client_tracking)). From then on, the
@@ -258,9 +258,9 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         each!(&self.held, held => held.is_wanted())
     }
 
-    /// Registers `callback`. The client calls it each time that the lock gets its first waiter, or
-    /// gets a waiter again after all waiters have left. The holder may then save its state and leave
-    /// early. If others already wait, the client calls `callback` soon.
+    /// Registers `callback`. The client calls `callback` each time that the lock gets its first
+    /// waiter, or gets a waiter again after all waiters have left. The holder may then save its
+    /// state and leave early. If others already wait, the client calls `callback` soon.
     ///
     /// - If the handle is [`with_wanted`](Lock::with_wanted) and the lock has been held for 100 ms,
     ///   the client calls `callback` some milliseconds after another process or thread begins to

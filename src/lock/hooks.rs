@@ -181,7 +181,8 @@ impl Hooks<'_, '_> {
                 continue;
             }
             let Some((tenancy, _)) = site.gate.join(claim.thread, terms) else {
-                // The server granted a read hold, so it no longer has a kept write hold.
+                // The server has granted a read hold, so the server no longer has a kept write
+                // hold.
                 site.gate.keeps_none();
                 continue;
             };
@@ -363,8 +364,8 @@ impl Synchronizer for Hooks<'_, '_> {
         }
         // A thread that enters now finds the seat taken, so no thread needs to lead.
         leadership.resign();
-        // The server granted the write lock, so it no longer has the read hold of this process,
-        // even if this process has not noticed the loss yet.
+        // The server has granted the write lock, so the server no longer has the read hold of this
+        // process, even if this process has not noticed the loss yet.
         if let Some(pair) = pair
             && let Some(hold) = pair.read.gate.hold()
         {

@@ -67,9 +67,9 @@ mod votes;
 /// **The parts are taken in the order of their names' bytes. Parts with the same name are taken in
 /// the order of their servers' addresses, and then of their databases.** (With Sentinels, the
 /// service name takes the place of the address.) The order of the list does not matter. While a
-/// `MultiLock` waits for a part, it holds only parts that come earlier in the order, and therefore
-/// no two `MultiLock`s can wait for each other. If parts on several servers have the *same* name,
-/// all processes must use the same addresses for these servers. Take all locks in one `MultiLock`,
+/// `MultiLock` waits for a part, it holds only parts that come earlier in the order. Therefore no
+/// two `MultiLock`s can wait for each other. If parts on several servers have the *same* name, all
+/// processes must use the same addresses for these servers. Take all locks in one `MultiLock`,
 /// because a lock that the thread already holds when it takes a `MultiLock` is outside this order.
 ///
 /// If many threads call [`try_lock`](Self::try_lock) at the same time while no other thread holds a

@@ -11,8 +11,8 @@
 //! The request takes all locks or none. If the request takes no lock, this thread waits at the
 //! first gate alone, as after a request for the first lock. While this thread waits at the first
 //! gate, other threads of this process can take and release the other locks. If the request got no
-//! reply and may have run, each lock's entry gives back the grant that it may have, as after a
-//! request for that lock alone.
+//! reply and may have run, each lock's entry gives back the grant that the server may have made, as
+//! after a request for that lock alone.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
