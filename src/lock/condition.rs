@@ -100,10 +100,10 @@ mod entry;
 ///
 /// # Deaths
 ///
-/// If a notified waiter's process dies before it has released the lock again, the next waiter gets
-/// the notification within about a second. If the process is only paused, the next waiter gets the
-/// notification within three seconds. (If the notified waiter had the lock, the next waiter waits
-/// until the lease of that lock ends.)
+/// If the process of a notified waiter dies before the waiter has released the lock again, the next
+/// waiter gets the notification within about a second. If the process is only paused, the next
+/// waiter gets the notification within three seconds. (If the notified waiter had the lock, the
+/// next waiter waits until the lease of that lock ends.)
 ///
 /// **Notify before you make the change** for which other threads wait. Threads that use the lock
 /// cannot see the change before you release the lock. If your process dies between the notification

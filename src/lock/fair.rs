@@ -58,8 +58,8 @@ mod tests;
 /// belong to one process pass the lock to each other without a round trip.
 ///
 /// If threads of one process ask at the same time, they share one request, which keeps their order
-/// of arrival. If the process already has the lock or waits for it, it may delay a request by up to
-/// 1 ms, so that more threads can share the request.
+/// of arrival. If the process already has the lock or waits for it, the client may delay a request
+/// by up to 1 ms, so that more threads can share the request.
 ///
 /// # Several locks
 ///
@@ -86,7 +86,7 @@ mod tests;
 ///   [`redisson_fair_lock_wait_timeout`](crate::ClientBuilder::redisson_fair_lock_wait_timeout) (5
 ///   minutes), and the clocks of Redisson's machines must agree with the server's clock to about 7
 ///   s;
-/// - a dead Redisson waiter blocks the other waiters for up to the lease and these 5 minutes;
+/// - a dead Redisson waiter blocks the other waiters for up to the lease plus 5 minutes;
 /// - if a timed wait of a Redisson client ends at the moment of a release, the lock is idle until a
 ///   redlatch process sends its next keep-alive, at most a second later;
 /// - if Redisson releases the lock while a dead redlatch waiter is first in the queue, the lock is

@@ -7,9 +7,9 @@ use crate::runtime::Session;
 use crate::scripts::FencingToken;
 use crate::site::Site;
 
-/// A re-entrant lock for a data store that can refuse late writers. Each guard has a *fencing
-/// token*, a number that is higher than the tokens of all earlier guards. The lock corresponds to
-/// Redisson's `RFencedLock`. [`Client::fenced_lock`] returns a `FencedLock`.
+/// A re-entrant lock with tokens, by which a data store can refuse late writers. Each guard has a
+/// *fencing token*, a number that is higher than the tokens of all earlier guards. The lock
+/// corresponds to Redisson's `RFencedLock`. [`Client::fenced_lock`] returns a `FencedLock`.
 ///
 /// A lease cannot stop a process: a holder that is paused for longer than its lease may write while
 /// another process has the lock. If the store keeps the highest token that it has seen and refuses
@@ -62,7 +62,7 @@ impl FencedLock {
     }
 }
 
-/// A held [`FencedLock`]: a [`LockGuard`] with a token.
+/// The guard of a [`FencedLock`]: a [`LockGuard`] with a token.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -77,7 +77,7 @@ impl FencedLock {
 /// ```
 pub type FencedLockGuard = LockGuard<FencedLock>;
 
-/// A held [`FencedLock`] that belongs to no thread: an [`OwnedLockGuard`] with a token.
+/// The guard of a [`FencedLock`] that belongs to no thread: an [`OwnedLockGuard`] with a token.
 ///
 /// ```no_run
 /// # use redlatch::{Error, FencedLock};

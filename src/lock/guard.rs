@@ -71,8 +71,8 @@ pub struct LockGuard<L: ?Sized = dyn Lock, O = OfThread> {
 /// `lock()` waits for itself.** If no other thread drops the guard, the thread waits for ever.
 ///
 /// The watchdog renews the lease for as long as the guard lives. A leaked guard
-/// ([`std::mem::forget`]) keeps the lock until [`Client::shutdown`](crate::Client::shutdown), or
-/// for [`max_hold`](crate::ClientBuilder::max_hold).
+/// ([`std::mem::forget`]) keeps the lock until [`Client::shutdown`](crate::Client::shutdown), but
+/// at most for [`max_hold`](crate::ClientBuilder::max_hold).
 ///
 /// Dropping the guard only sends the release. If the guard is its client's last handle, the drop
 /// also ends the client, which may take up to
@@ -269,8 +269,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///   answer to each renewal says whether others wait. The same delay applies if another thread
     ///   of this process took the lock through such a handle and passed it to the calling thread.
     ///   If the lease is fixed, the client asks the server at each third of the lease.
-    /// - Redisson's clients send no message, so the client notices them only by these answers of
-    ///   the server.
+    /// - Redisson's clients send no message, so the client notices them within a third of the
+    ///   lease, even if the handle is `with_wanted`.
     /// - A waiting thread of this process is noticed at once.
     /// - If a thread of this process passed a fair lock to the calling thread, the client may call
     ///   `callback` although nobody waits: see [`is_wanted`](Self::is_wanted).

@@ -169,8 +169,8 @@ impl Handle {
         Ok(true)
     }
 
-    /// Extends the lease at the server. If the request fails, this ends the level that the thread
-    /// has just taken. Returns `false` if the hold was lost.
+    /// Extends the lease at the server. If the request fails, this method ends the level that the
+    /// thread has just taken. Returns `false` if the hold was lost.
     fn lengthen(&self, tenancy: &Arc<Tenancy>, lease: Duration) -> Result<bool, Error> {
         let site = &self.site;
         site.lengthen(&tenancy.hold(), lease).map_err(|trouble| {

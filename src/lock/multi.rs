@@ -29,8 +29,8 @@ mod votes;
 /// [`quorum`](Self::quorum) takes a majority of several locks, each on its own server.
 ///
 /// The *parts* of a `MultiLock` are the locks in its list. Parts may be of any kind, of one client
-/// or of several, on one server or on several. A `MultiLock` has no key in Redis: it excludes the
-/// holders of each part. A `MultiLock` has the methods of [`Lock`].
+/// or of several, on one server or on several. A `MultiLock` has no key in Redis: it excludes every
+/// thread that holds one of the parts. A `MultiLock` has the methods of [`Lock`].
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -79,7 +79,7 @@ mod votes;
 ///
 /// Redisson's `RedissonMultiLock` takes its parts in the order of the list. In Redisson programs
 /// that share parts with a `MultiLock`, list the parts in the order of their names' bytes. If the
-/// orders differ, each side may wait for the other until Redisson gives up, again and again.
+/// orders differ, each side may wait for the other until Redisson gives up, and this may repeat.
 ///
 /// # What it costs
 ///
@@ -93,18 +93,18 @@ mod votes;
 /// - only for taking the parts: no other thread holds a part or waits for a part, this thread holds
 ///   no part, and [`replica_acks`](crate::ClientBuilder::replica_acks) is not set.
 ///
-/// If one of these conditions is not met, each part costs one round trip to take and one to
-/// release. If another thread has a part, the request for all parts fails and costs one more round
-/// trip. (A [`try_lock`](Self::try_lock) may end after this request.) A part that the thread
+/// If one of these conditions is not met, each part costs one round trip to take and one round trip
+/// to release. If another thread has a part, the request for all parts fails and costs one more
+/// round trip. (A [`try_lock`](Self::try_lock) may end after this request.) A part that the thread
 /// already holds costs no round trip. A part that threads of this process pass to each other costs
 /// no round trip, either. Dropping the guard waits for no reply.
 ///
 /// # The methods
 ///
-/// - A method that takes the `MultiLock` fails as [`Lock::lock`] does for a part. The error has the
-///   name of that part and its server's address, and the call has taken nothing. The method also
-///   fails with [`ResponseTimeout`](ErrorKind::ResponseTimeout) if a taken part was lost several
-///   times during the wait for later parts. A time limit is for all parts together.
+/// - A method that takes the `MultiLock` returns the errors of [`Lock::lock`] for its parts. The
+///   error has the name of that part and its server's address, and the call has taken nothing. The
+///   method also fails with [`ResponseTimeout`](ErrorKind::ResponseTimeout) if a taken part was
+///   lost several times during the wait for later parts. A time limit is for all parts together.
 /// - [`unlock`](Self::unlock) releases the calling thread's last level of each part. If the thread
 ///   does not hold one of the parts, `unlock` returns an error, but releases the other parts.
 /// - [`force_unlock`](Self::force_unlock) takes every part away from its holder.
@@ -115,8 +115,8 @@ mod votes;
 ///
 /// # Parts
 ///
-/// - If a `MultiLock` is in the list of another `MultiLock`, the list gets the parts of the inner
-///   `MultiLock` in its place.
+/// - If the list of a `MultiLock` contains another `MultiLock`, the parts of the inner `MultiLock`
+///   take its place.
 /// - A lock that is listed twice is taken once, even if it is listed through two clients of one
 ///   server.
 /// - If a thread already holds some of the parts, it takes another level of each of them. Each
@@ -482,7 +482,7 @@ impl Lock for MultiLock {
     }
 }
 
-/// Checks that each lock of a quorum is on its own server, as far as its client knows.
+/// Checks that each lock of a quorum is on its own server, as far as the locks' clients know.
 fn vote_apart<'a>(handles: impl Iterator<Item = &'a Handle>) -> Result<(), Error> {
     let sites: Vec<_> = handles.map(|handle| &handle.site).collect();
     for (at, site) in sites.iter().enumerate() {

@@ -68,8 +68,8 @@ pub(super) use self::pair::Pair;
 ///
 /// # Leases of readers
 ///
-/// If a reader with a fixed lease ([`ReadLock::with_lease`]) joins other readers of its process, it
-/// shares their hold. The reader holds the lock at least for its own lease, and
+/// If a reader with a fixed lease ([`ReadLock::with_lease`]) joins other readers of its process,
+/// the reader shares their hold. The reader holds the lock at least for its own lease, and
 /// [`check`](crate::LockGuard::check) promises no more than this lease. When a reader leaves, the
 /// hold lasts until the latest end of the other readers' leases. A fixed lease therefore limits a
 /// reader that hangs, even if other readers come and go. If the process is killed, the server keeps

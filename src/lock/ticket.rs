@@ -212,19 +212,19 @@ impl<L: ?Sized> LockGuard<L, OfGuard> {
     /// Hands the lock over to the returned ticket. The lock remains taken, but this process no
     /// longer holds it. [`Client::adopt`] makes a guard of the ticket, in any process.
     ///
-    /// The ticket has the lock for the time `keep`, from 1 ms to 10¹³ ms. No client renews this
-    /// lease. Choose a `keep` within which the next holder certainly adopts the ticket, because
-    /// others can get the lock after that time. The ticket remains valid after this client has
-    /// ended. Threads that wait for the lock keep waiting.
+    /// The ticket has the lock for the time `keep`, which may be from 1 ms to 10¹³ ms. No client
+    /// renews this lease. Choose a `keep` within which the next holder certainly adopts the ticket,
+    /// because others can get the lock after that time. The ticket remains valid after this client
+    /// has ended. Threads that wait for the lock keep waiting.
     ///
     /// # Errors
     ///
     /// If no request was sent, the error [contains the guard](NoTicket::into_guard), which is
     /// unchanged:
     ///
-    /// - [`Config`](ErrorKind::Config) if the lock is of another kind than
-    ///   [`ReentrantLock`](crate::ReentrantLock) and [`FencedLock`](crate::FencedLock), if its
-    ///   [minimum time](crate::Lock::with_hold_at_least) is not over, or if `keep` is out of range.
+    /// - [`Config`](ErrorKind::Config) if the lock is not a [`ReentrantLock`](crate::ReentrantLock)
+    ///   or a [`FencedLock`](crate::FencedLock), if its [minimum
+    ///   time](crate::Lock::with_hold_at_least) is not over, or if `keep` is out of range.
     /// - [`Unavailable`](ErrorKind::Unavailable) if the last renewal failed (try again after the
     ///   next renewal), or if the request that took the lock was sent twice.
     /// - [`LeaseLost`](ErrorKind::LeaseLost) or [`Forked`](ErrorKind::Forked): the guard does not

@@ -351,8 +351,8 @@ impl Drop for FairEntry {
         self.queue.site.gate.call();
         let site = &self.queue.site;
         if let Some(tenancy) = passed {
-            // A hold was passed to this entry, but its thread has left. The next thread gets the
-            // hold.
+            // A hold was passed to this entry, but the entry's thread has left. The next thread
+            // gets the hold.
             let _ = site.leave(&tenancy, None, Leaving::Posted);
         }
         // The entry is given up even if a hold was passed to it. If the server no longer has the

@@ -19,8 +19,8 @@ use crate::scripts::FencingToken;
 ///   releases the parts one by one, the last part first, with one round trip for each. The parts of
 ///   a quorum are released at the same time. `unlock` waits only once for a server that does not
 ///   answer.
-/// - An error of `unlock` has the name of one part. All parts without an error are released. For a
-///   quorum, `unlock` fails only if it released less than a majority.
+/// - An error of `unlock` contains the name of one part. All parts without an error are released.
+///   For a quorum, `unlock` fails only if it released less than a majority.
 ///
 /// ```no_run
 /// use std::time::Duration;
