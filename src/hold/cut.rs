@@ -3,10 +3,10 @@
 //! with a longer lease. The answer to a renewal reports such a lease, and the next renewal cuts it.
 //!
 //! A cut and a request for a longer lease use different connections, and the server may run the cut
-//! last. A cut and a request for a longer lease must therefore notice each other. The thread that
-//! asks for a longer lease raises `Hold::prolonged` and then reads `to`. The renewer sets `to` and then
-//! reads `prolonged` (all `SeqCst`). While a cut is on its way, or after the reply to a cut was lost,
-//! a longer lease counts only up to the lease that the cut would leave.
+//! last. So the two threads must notice each other. The thread that asks for a longer lease raises
+//! `Hold::prolonged` and then reads `to`. The renewer sets `to` and then reads `prolonged` (all
+//! `SeqCst`). While a cut is on its way, or after the reply to a cut was lost, a longer lease
+//! counts only up to the lease that the cut would leave.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -51,8 +51,8 @@ impl LeaseCut {
         let to = if before == 0 { most } else { before.min(most) };
         self.to.store(to, Ordering::SeqCst);
         // This read comes after the store to `to`. A thread that asks for a lease raises
-        // `Hold::prolonged` before it reads `to`. Because of this order, the renewer or the asking thread sees
-        // what the other has stored.
+        // `Hold::prolonged` before it reads `to`. Because of this order, at least one of the
+        // renewer and the asking thread sees the value that the other has stored.
         if longest_asked() == most {
             return Longer::Cut(longest);
         }

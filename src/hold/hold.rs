@@ -84,8 +84,7 @@ pub(crate) struct Hold {
     /// under the gate's mutex.
     scripts: AtomicU32,
     /// The reason of the loss, as the number of a [`LostReason`]. Zero if the hold was not lost. A
-    /// thread sets this before it looks for the present tenancy, so that no thread passes a lost
-    /// hold on.
+    /// thread sets this field before it vacates the seat, so that no thread passes a lost hold on.
     pub(super) lost: AtomicU8,
     /// Whether the last renewal failed.
     pub(super) unconfirmed: AtomicBool,
@@ -95,10 +94,10 @@ pub(crate) struct Hold {
     /// The time on [`clock`] before which no thread releases a kept hold: see `site/keep.rs`. Zero
     /// if the hold is not kept.
     pub(crate) kept_until: AtomicU64,
-    /// Whether processes other than this one wait for the lock, according to the server: the flag
-    /// [`WANTED`], and above it the number of [messages](Self::hear_wanted) that said so. The flag
-    /// and the number share one atomic value, because an answer that is older than a message must
-    /// not clear the flag of that message.
+    /// Whether other processes wait for the lock, according to the server. The lowest bit is the
+    /// flag [`WANTED`]. The higher bits are the number of [messages](Self::hear_wanted) that others
+    /// wait. The flag and the number share one atomic value, because an answer that is older than a
+    /// message must not clear the flag that the message has set.
     wanted: AtomicU64,
     /// See [`attention`](Self::attention). (Boxed, because most holds have none.)
     attention: OnceLock<Box<Attention>>,
@@ -111,15 +110,15 @@ pub(crate) struct Attention {
     /// wait. Empty if the client has not subscribed yet, or if the owner does not
     /// [hear](Owner::hears) such messages.
     own: OnceLock<Subscription>,
-    /// The time on [`clock`] at which the hold must ask the server even if no renewal is due, or
-    /// [`FIRST`] or [`NEVER`].
+    /// The time on [`clock`] at which the hold must ask the server whether others wait, even if no
+    /// renewal is due, or [`FIRST`] or [`NEVER`].
     look_at: AtomicU64,
     /// Whether a guard has an `on_wanted` callback.
     calls: AtomicBool,
 }
 
-/// The value of [`Hold::wanted`] before a question. [`Hold::told_wanted`] needs it to find out
-/// whether a message came after the question.
+/// The value of [`Hold::wanted`] before the client asks whether others wait. With this value,
+/// [`Hold::told_wanted`] finds out whether a message came after the question.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heard(u64);
 
@@ -131,12 +130,12 @@ const WANTED: u64 = 1;
 const FIRST: u64 = 0;
 const NEVER: u64 = u64::MAX;
 
-/// Keeps an owner [live](LiveOwner), from before its first request until its hold is released or no
-/// thread wants it.
+/// Keeps an owner [live](LiveOwner), from before the owner's first request until its hold is
+/// released, or until no thread wants the lock under this owner.
 ///
-/// At first the thread that asks for the lock has this value, and then the hold has it. If the gate
-/// does not admit the hold, the same owner asks again. The asking thread keeps the hold, too, until
-/// a later hold replaces it.
+/// At first this value belongs to the thread that asks for the lock, and then to the hold. If the
+/// gate does not admit the hold, the same owner asks again. For this case, the asking thread keeps
+/// a clone of the hold until a later hold replaces it.
 #[derive(Debug)]
 pub(crate) enum Live {
     Owner(LiveOwner),
@@ -204,9 +203,9 @@ impl Hold {
     /// Makes a hold that keeps its owner live. A clone of the hold goes into the asking thread's
     /// `live`.
     pub(crate) fn of_live(self, live: &mut Option<Live>) -> Arc<Self> {
-        // The earlier hold in `live` was not admitted, so usually no other thread has it, and its
-        // own `Live` is moved out of it. If `live` stayed, holds would form a chain in which each
-        // keeps the previous one, and the drop of a long chain would overflow the stack.
+        // The gate did not admit the earlier hold in `live`, so usually no other thread has that
+        // hold. Its own `Live` is then moved out of it. Otherwise each hold would keep the previous
+        // hold alive, and the drop of a long series of holds would overflow the stack.
         let before = match live.take() {
             Some(Live::Hold(hold)) => {
                 Arc::try_unwrap(hold).map_or_else(|hold| Some(Live::Hold(hold)), |hold| hold.live)
@@ -240,8 +239,8 @@ impl Hold {
         Self { line: Some(Box::new(line)), ..self }
     }
 
-    /// Whether the thread that got the hold asked for it beside the leader, and does not lead: at a
-    /// fair lock, each thread asks for itself, and an adoption does not wait in the queue.
+    /// Whether a thread got the hold from the server without the leadership. At a fair lock, each
+    /// thread asks for itself. An adoption does not wait in the queue.
     pub(crate) fn came_beside_the_leader(&self) -> bool {
         self.line.is_some() || self.owner.has_ticket_number()
     }
@@ -268,7 +267,7 @@ impl Hold {
     }
 
     /// Returns how the hold finds out that others wait, or `None` if no thread wants to know
-    /// whether others wait. A hold that answers `None` has no further cost.
+    /// whether others wait. With `None`, the hold has no further cost.
     pub(crate) fn attention(&self) -> Option<&Attention> {
         self.attention.get().map(|attention| &**attention)
     }
@@ -299,7 +298,7 @@ impl Hold {
         }
     }
 
-    /// Records that the hold asks now, and sets the time of its next question.
+    /// Records that the hold asks now whether others wait, and sets the time of its next question.
     pub(super) fn looks(&self, now: u64, is_renewed: bool) {
         if let Some(it) = self.attention() {
             // The hold asks again if no renewal would detect a lost message.
@@ -319,13 +318,15 @@ impl Hold {
         let _ = self.wanted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, wanted);
     }
 
-    /// Returns the state before a question whether others wait. The caller sends the question next.
+    /// Returns the value of `wanted`, for a caller that is about to ask the server whether others
+    /// wait.
     pub(super) fn heard(&self) -> Heard {
         Heard(self.wanted.load(Ordering::SeqCst) | WANTED)
     }
 
-    /// Takes the server's answer whether others wait. `heard` is the state before the question. A
-    /// message that came after that is newer than the answer.
+    /// Takes the server's answer whether others wait. `heard` is the value of `wanted` before the
+    /// question. If a message came after the question, an answer that no others wait is ignored,
+    /// because the message is newer.
     pub(super) fn told_wanted(&self, is_wanted: bool, Heard(heard): Heard) {
         #[cfg(soak_mutants)]
         if !is_wanted && mutants::is("a holder that does not hear that waiters have left") {
@@ -380,10 +381,10 @@ impl Hold {
         *self.trouble.lock() = None;
     }
 
-    /// Records the server's answer to a renewal to the lease of the terms. `certain` is the certain
-    /// part of this lease. If `certain` is zero, the client only asked whether the server has the
-    /// hold. (After a failover the client may send this question for a provisional hold. The answer
-    /// must not mark such a hold as raised, because then no renewal would raise it.)
+    /// Records that the server has renewed the hold to the lease of its terms. `certain` is the
+    /// certain part of this lease. If `certain` is zero, the client only asked whether the server
+    /// has the hold. (After a failover the client may send this question for a provisional hold.
+    /// The answer must not mark such a hold as raised, because then no renewal would raise it.)
     pub(crate) fn renewed(&self, sent_at: u64, certain: Duration) {
         self.confirm(sent_at, certain);
         if !certain.is_zero() {
@@ -391,8 +392,9 @@ impl Hold {
         }
     }
 
-    /// Records that the caller is about to ask for a lease, because the outcome of the request may
-    /// stay unknown. Returns the [certain part](Self::certain_part) of the lease.
+    /// Records that the caller is about to ask for a lease. (This comes before the request, because
+    /// the outcome of the request may stay unknown.) Returns the [certain part](Self::certain_part)
+    /// of the lease.
     pub(crate) fn asks_for(&self, lease: Duration) -> Duration {
         self.prolonged.fetch_max(clock::nanos(lease), Ordering::SeqCst);
         self.certain_part(lease)
@@ -631,8 +633,8 @@ mod tests {
         assert_eq!(hold.certain_part(LONGER), LONGER);
     }
 
-    /// If the client took the cut for granted, it would leave the hold at the server after its own
-    /// deadline, and others would wait for the end of the lease.
+    /// If the client assumed that the cut had run, it would leave the hold at the server after the
+    /// client's own deadline, and others would wait for the end of the lease.
     #[test]
     fn a_hold_whose_lease_was_not_cut_for_certain_may_outlive_its_deadline() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
@@ -691,7 +693,8 @@ mod tests {
     }
 
     /// Suppose that an inner level asked for a lease of an hour and got no answer. If the hold
-    /// forgot this, that lease could stay at the server after the outer level's lease has ended.
+    /// forgot this request, the lease of an hour could stay at the server after the end of the
+    /// outer level's lease.
     #[test]
     fn a_hold_may_outlive_its_deadline_until_its_longest_requested_lease_is_confirmed() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };

@@ -48,15 +48,15 @@ impl Line {
         scripts(core, lock, &self.keys).release_command(owner, &self.state.lock().passed)
     }
 
-    /// Returns the command that undoes the effects of a late request of the owner, and removes the
-    /// threads to which the hold was passed from the queue.
+    /// Returns the command that undoes the effects of a late request of the owner. The command also
+    /// removes, from the queue, the threads to which the hold was passed.
     pub(crate) fn give_up_command(&self, core: &Core, lock: &str, owner: &Owner) -> Command {
         let leaving: Vec<_> = iter::once(*owner).chain(self.state.lock().passed.clone()).collect();
         scripts(core, lock, &self.keys).release_command(owner, &leaving)
     }
 
-    /// Returns the command that shortens the owner's kept hold so that it ends at this time, and
-    /// removes the threads to which the hold was passed from the queue.
+    /// Returns the command that shortens the owner's kept hold so that it ends after `rest`. The
+    /// command also removes, from the queue, the threads to which the hold was passed.
     pub(crate) fn keep_command(
         &self,
         core: &Core,

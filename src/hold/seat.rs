@@ -45,8 +45,8 @@ pub(crate) struct Pinned {
     /// The site, if a guard was [forgotten](crate::LockGuard::forget) and so no longer keeps the
     /// site alive.
     pub(crate) site: Option<Arc<dyn Any + Send + Sync>>,
-    /// A value that is dropped when the seat's thread, which has waited on a condition, leaves the
-    /// lock again.
+    /// A value for a thread that has waited on a condition. The value is dropped when the thread
+    /// leaves the lock again.
     pub(crate) until_left: Option<Box<dyn Any + Send>>,
 }
 
@@ -65,8 +65,8 @@ struct Tenant {
 
 /// The tenants of a hold besides the tenant in the seat. Each tenancy stores its index in this
 /// collection, so a leaving thread needs no search. A thread that takes another level must search
-/// for its tenancy. No thread takes another level under an owned guard's tenancy. There may be
-/// thousands of such tenancies, so they have their own list.
+/// for its tenancy. There may be thousands of owned guards, whose tenancies no thread re-enters.
+/// These tenancies have their own list, which no thread searches.
 #[derive(Debug, Default)]
 struct Beside {
     threads: Vec<Tenant>,
@@ -302,9 +302,9 @@ impl Seat {
         std::mem::swap(&mut self.pinned, &mut left.pinned);
     }
 
-    /// Returns the terms on which a thread that left this seat to wait takes the lock again. The
-    /// lease of these terms is the longest watched lease if the watchdog renews one of the thread's
-    /// levels, and the longest fixed lease if not.
+    /// Returns the terms for a thread that left this seat to wait on a condition, and now takes the
+    /// lock again. If the watchdog renews some of the thread's levels, the terms have the longest
+    /// of their leases. Otherwise, the terms have the longest fixed lease.
     pub(crate) fn terms(&self) -> Terms {
         let fixed = || Terms::fixed(self.longest_fixed().unwrap_or(Duration::ZERO));
         let terms = self.levels.watched().map_or_else(fixed, Terms::watched);
@@ -372,7 +372,7 @@ const NEVER: u64 = u64::MAX;
 const SOME: u64 = 0;
 
 /// A level: one acquisition of the lock by a thread. A thread that holds the lock may take more
-/// levels. (The type is small, because each such call moves it often.)
+/// levels. (The type is small, because each acquisition moves a level often.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HoldLevel {
     /// The lease that the thread wants, in nanoseconds.

@@ -52,13 +52,14 @@ pub enum HoldState {
 /// A tenancy: one thread's use of a hold. A tenancy continues during waits on conditions. After
 /// each such wait the tenancy has another hold.
 ///
-/// Guards read their state from the tenancy. In a forked child the parent has the hold. There the
-/// state is "lost", and no mutex of the parent is locked.
+/// Guards read their state from the tenancy. In a forked child the state is "lost", because the
+/// parent has the hold. To report this state, the child locks no mutex that the parent may have
+/// locked.
 pub(crate) struct Tenancy {
     /// The first hold, from a grant or a pass.
     first: Arc<Hold>,
-    /// The hold that the thread got after its last wait. See [`hold`](Self::hold). (Boxed, because
-    /// most tenancies have none.)
+    /// The hold that the thread got after its last wait on a condition. See [`hold`](Self::hold).
+    /// (Boxed, because most tenancies have none.)
     exchanged: OnceLock<Box<Mutex<Arc<Hold>>>>,
     pub(crate) thread: Arc<Thread>,
     /// The time on [`clock`] at which the use of the hold began.
@@ -81,8 +82,8 @@ const LOST: u8 = 2;
 
 enum End {
     /// The tenancy has not ended, though its thread may be waiting on a condition. (Boxed, because
-    /// most tenancies have no callbacks, and threads that share or pass a hold make a tenancy each
-    /// time.)
+    /// most tenancies have no callbacks, and each thread that joins or receives a hold makes a
+    /// tenancy.)
     NotYet(Option<Box<Callbacks>>),
     Released,
     Lost(LostReason),
@@ -142,11 +143,12 @@ impl Tenancy {
         }
     }
 
-    /// Returns the hold. Only the tenancy's own thread exchanges it, and only while the tenancy is
-    /// in no seat. The tenancy's thread sees the same hold until its next wait, and another thread
-    /// sees the same hold while it has the gate's mutex. A thread without the mutex may see another
-    /// hold at each call. For this reason the watchdog, a forced unlock and a thread that finds the
-    /// lease over act on the hold that they saw in the seat, and never on the tenancy.
+    /// Returns the tenancy's present hold. Only the tenancy's own thread exchanges the hold, and
+    /// only while the tenancy is in no seat. So the tenancy's thread sees the same hold until its
+    /// next wait on a condition. Another thread sees the same hold only while it has the gate's
+    /// mutex. Without the mutex, it may see another hold at each call. For this reason the
+    /// watchdog, a forced unlock, and a thread that detects the end of a lease act on the hold that
+    /// they read from the seat, and never on the tenancy.
     #[inline]
     pub(crate) fn hold(&self) -> Cow<'_, Arc<Hold>> {
         match self.exchanged.get() {
@@ -185,13 +187,13 @@ impl Tenancy {
         });
     }
 
-    /// Takes the hold of `again`, which the thread got after a wait. Returns the earlier hold,
-    /// which the caller must not drop under a mutex.
+    /// Takes over the hold of `again`, the tenancy that the thread got after a wait on a condition.
+    /// Returns the earlier hold, which the caller must not drop under a mutex.
     ///
     /// During the wait the tenancy has stepped down but has not ended. The tenancy's guards report
     /// "released", and callbacks can still be registered. The tenancy cannot be lost in that time,
     /// because only the thread that takes a tenancy out of its seat reports a loss to it. Here the
-    /// tenancy's own thread has taken it out.
+    /// tenancy's own thread has taken the tenancy out of its seat.
     pub(crate) fn exchange(&self, again: &Self) -> Arc<Hold> {
         let exchanged =
             self.exchanged.get_or_init(|| Box::new(Mutex::new(Arc::clone(&self.first))));
@@ -321,7 +323,7 @@ impl Tenancy {
     /// Registers the client's own handler of a loss. [`lose`](Self::lose) calls `own` directly. On
     /// the callbacks' thread, `own` could wait for users' callbacks, which may block. `own` must
     /// not block or run the user's code. If the tenancy is already lost, `own` is never called, so
-    /// the caller must check this afterwards.
+    /// the caller must check the state after this call.
     pub(crate) fn at_loss(&self, own: LossCallback) {
         if let Some(callbacks) = self.end.lock().callbacks() {
             callbacks.own = Some(own);
@@ -360,8 +362,8 @@ impl Tenancy {
     }
 
     /// Ends the tenancy as released. Returns the callbacks, which the caller must drop without
-    /// calling them. The drop may run the user's code, so the caller must drop them without a
-    /// leadership or a mutex.
+    /// calling them. The drop may run the user's code, so the caller must first give up any
+    /// leadership and any mutex.
     pub(crate) fn finish_released(&self) -> Option<Vec<LossCallback>> {
         self.finish(End::Released).map(|(callbacks, _)| callbacks)
     }
@@ -389,9 +391,8 @@ impl Tenancy {
         }
     }
 
-    /// Tells the observer about the loss, if the observer was told that the thread had the hold. To
-    /// an observer that was not told yet, [`observed`](Self::observed) reports the hold and its
-    /// loss later.
+    /// Tells the observer about the loss, if the observer was told that the thread had the hold.
+    /// Otherwise, [`observed`](Self::observed) reports the loss later.
     pub(crate) fn tell_lost(&self, core: &Core, name: &Name, reason: LostReason) {
         if self.heard.fetch_or(LOST, Ordering::SeqCst) & HAD == 0 {
             return;
@@ -410,9 +411,9 @@ impl Tenancy {
         });
     }
 
-    /// Records that the observer was told that the thread has the hold.
+    /// Records that the observer was told that the thread has the hold. If the hold was lost before
+    /// that, now reports the loss.
     pub(crate) fn observed(&self, core: &Core, name: &Name) {
-        // The tenancy was lost in the meantime, and the observer was not told about the loss.
         if self.heard.fetch_or(HAD, Ordering::SeqCst) == LOST
             && let HoldState::Lost(reason) = self.state()
         {

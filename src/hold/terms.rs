@@ -34,9 +34,9 @@ impl Terms {
         Self { lease: clock::nanos(lease), is_watched: false, leaves_at_once: false, hears: false }
     }
 
-    /// Returns the same terms, for a thread that will leave the hold to expire as soon as it has
-    /// it. A thread that leaves at once needs the full lease from the server's reply. The 2 s of a
-    /// grant by message are too short, and so is the remaining lease of another thread. An
+    /// Returns the same terms, for a thread that will leave its hold to expire as soon as it has
+    /// the lock. Such a thread needs the full lease from the server's reply. A grant by message
+    /// lasts only 2 s, and a hold that another thread passes on has only its remaining lease. An
     /// extension might fail after the thread has left the hold.
     pub(crate) const fn leaving_at_once(self) -> Self {
         Self { leaves_at_once: true, ..self }

@@ -52,8 +52,8 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         false
     }
 
-    /// Returns the object that asks the server whether it still has the hold, after the tracked key
-    /// has changed.
+    /// Returns the object that, after a change of the tracked key, asks the server whether it still
+    /// has the hold.
     fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked>;
 
     /// Begins to listen for the message that others wait for the lock. Does no I/O.
@@ -210,8 +210,8 @@ impl<T: Leaseholder> Task for T {
             (Arc::clone(&renewing.hold), renewing.begins(lease, now), looks)
         });
         let Some((hold, lease, looks)) = renewing else {
-            // An alarm for the next hold is set now. The thread that gets the next hold then need
-            // not wake the watchdog to set an alarm.
+            // An alarm for the next hold is set now. The thread that gets the next hold then does
+            // not have to wake the watchdog to set an alarm.
             if self.expects_hold(now) {
                 self.arm_at(now + RAISED_AFTER);
             }
@@ -245,8 +245,8 @@ impl Renewing<'_> {
         due.at.min(self.tracked_from(holder)).min(self.hold.look_at(self.state.taken_at))
     }
 
-    /// Returns whether the hold must now ask whether others wait for the lock. For `true`, also
-    /// sets the time of the next question.
+    /// Returns whether the hold must now ask whether others wait for the lock. If the result is
+    /// true, also sets the time of the next question.
     fn looks(&self, now: u64) -> bool {
         let looks = self.hold.look_at(self.state.taken_at) <= now;
         if looks {
@@ -256,7 +256,7 @@ impl Renewing<'_> {
     }
 
     /// Returns the time from which the server should track the hold's key. Returns `u64::MAX` if
-    /// the server already tracks the key, or cannot.
+    /// the server already tracks the key, or cannot track it.
     fn tracked_from(&self, holder: &impl Leaseholder) -> u64 {
         if self.hold.is_tracked() || !holder.core().pubsub.tracks(holder.key()) {
             return u64::MAX;
@@ -265,7 +265,7 @@ impl Renewing<'_> {
     }
 
     /// Marks a renewal as sent, and returns its lease, which the caller must send. Returns `None`
-    /// if there is nothing to send, or if it is too late.
+    /// if there is nothing to send, or if the hold's deadline has passed.
     pub(crate) fn begins(self, lease: Option<Duration>, now: u64) -> Option<Duration> {
         let lease = lease.filter(|_| now < self.hold.deadline())?;
         *self.progress = self.progress.sent();
