@@ -2,11 +2,10 @@
 //!
 //! An owner stands for a hold, and the threads of a process pass a hold to each other. The owner's
 //! field at the server therefore does not show which thread's tenancy has the hold, and a late
-//! script of one tenancy could run under the next tenancy. Two rules keep a late script of one
-//! tenancy from running under the next tenancy. A script begins under the gate's mutex, while its
-//! tenancy is in the seat. From then on no thread passes the hold on, until a reply shows that the
-//! script cannot run later. A hold without such a reply is released and not passed on. After the
-//! release, no script of its owner can run.
+//! script of one tenancy could run under the next tenancy. Two rules prevent this. First, a script
+//! begins under the gate's mutex, while its tenancy is in the seat. From then on no thread passes
+//! the hold on, until a reply shows that the script cannot run later. Second, a hold without such a
+//! reply is released and not passed on. After the release, no script of its owner can run.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -90,7 +89,7 @@ impl Site {
     fn check_call(&self, call: &ScriptCall<'_>) -> Result<(), Error> {
         let slot = slot_of(self.name.as_bytes());
         let is_elsewhere = |key: &&&str| self.core.is_cluster() && slot_of(key.as_bytes()) != slot;
-        // A late script of one reader would run under another reader's tenancy.
+        // A late script of one reader could run under another reader's tenancy.
         let message = if self.mode == Mode::Read {
             "a read lock runs no scripts, since all readers of a process share one owner: take the \
              write lock"

@@ -165,8 +165,8 @@ impl Gate {
         self.with_side(|side| side.forced)
     }
 
-    /// Removes `hold` from the seat, under any tenancy, and opens the gate. This process no longer
-    /// has the hold.
+    /// Removes `hold`, which this process no longer has, from the seat. The first waiter may then
+    /// get the leadership.
     pub(crate) fn vacate(&self, hold: &Arc<Hold>) -> (Option<Seat>, Wake) {
         self.state.lock().vacate(self.mode, hold)
     }
@@ -184,8 +184,8 @@ impl Gate {
     }
 
     /// Takes the leadership from a leader that is done, and gives it to the next thread in the
-    /// queue. If this thread needs the same mode, the thread gets the lead; if not, the call
-    /// returns the lead.
+    /// queue. If this thread needs the same mode, it also gets the lead. Otherwise the call returns
+    /// the lead.
     pub(super) fn transfer_leadership(
         &self,
         lead: Option<Lead<RequestState>>,
@@ -261,7 +261,7 @@ impl Gate {
         self.with_standing(|standing| standing.linger(None));
     }
 
-    /// Records that a thread of a fair lock has gone. Wakes the lingering thread if no other thread
+    /// Records that a thread of a fair lock has left. Wakes the lingering thread if no other thread
     /// can still join its request.
     pub(crate) fn call(&self) {
         let call = self.with_standing(|standing| standing.call());

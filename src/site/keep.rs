@@ -1,10 +1,10 @@
 //! Kept holds. A hold is kept if a thread has left it to expire, or has taken it with a minimum
 //! time.
 //!
-//! A kept hold lasts until the latest time for which a thread kept it. Before that time no thread
-//! releases or passes a kept hold. After the last thread has left, nobody renews the hold. A hold
-//! is never kept for longer than its lease, so the server keeps it until that time, even if this
-//! client ends.
+//! A kept hold lasts until the latest of the times that its threads have set. Before that time no
+//! thread releases or passes a kept hold. After the last thread has left, nobody renews the hold. A
+//! hold is never kept for longer than its lease, so the server keeps it until that time, even if
+//! this client ends.
 //!
 //! In place of a release, a [`Cleanup`] shortens the lease to that time, and releases the hold at
 //! that time. Usually the lease has then already ended, and the release does nothing. The release

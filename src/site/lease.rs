@@ -18,8 +18,8 @@ use crate::scripts::{self, Owner, Trouble};
 
 impl Site {
     /// Sets the alarm for a tenancy that has begun. If the client has met another run of the server
-    /// since the request, it may have queried that run about all holds before this hold was in the
-    /// seat. This call therefore queries the server about the hold now.
+    /// since the request, the client may have queried that run about all holds before this hold was
+    /// in the seat. So this call queries the server about the hold now.
     pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
         if self.route.incarnation() != tenancy.hold().asked.incarnation {
@@ -132,7 +132,7 @@ impl Tracked for Site {
         let command = scripts::lock::is_held_by_command(&self.name, &owner);
         let answered = Box::new(move |reply: &Value| {
             // A change of the key is only a hint that the hold may be lost. If the hold was
-            // released in the meantime, nobody needs to ask.
+            // released in the meantime, no question is needed.
             if *reply != Value::Int(1) && self.tracked_owner().is_some() {
                 let core = Arc::clone(&self.core);
                 core.watchdog.renew_now(self.renew_now());

@@ -28,17 +28,16 @@ use crate::waiting::{Claim, Listening, QueueSite, Try};
 #[derive(Debug)]
 pub(crate) struct QueueEntry<D = GrantDetails, R = Mailbox> {
     pub(crate) owner: Owner,
-    /// Keeps the owner live. The entry's hold takes this over ([`Hold::of_live`]).
+    /// Keeps the owner live. The entry's hold takes this value over ([`Hold::of_live`]).
     pub(crate) live: Option<Live>,
     pub(crate) machine: EntryMachine<D>,
-    /// The recipient of messages to the owner, registered before the first request that may add an
-    /// entry. `None`: there was no such request. The entry's hold may keep this
-    /// (`Hold::_registered`).
+    /// The recipient of messages to the owner. `None` before the first request that may add an
+    /// entry. The entry's hold may keep the registration (`Hold::_registered`).
     pub(crate) mailbox: Option<Arc<Registered<R>>>,
 }
 
-/// The mailbox of an owner. It receives messages while the owner is in the queue, and after it has
-/// got the lock.
+/// The mailbox of an owner. It receives messages while the owner is in the queue, and later while
+/// the owner has the lock.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     pub(crate) name: Name,
@@ -169,15 +168,15 @@ impl QueueEntry {
         }
         let (now, collector) = (clock::now(), Collector::now(site, claim.need.terms));
         let granted = self.machine.collect(now, inbox, collector);
-        // Of the two times, keep the earlier. So a new leader asks at once, even if the entry would
-        // sleep for longer.
+        // The earlier of the two times counts, so that a new leader asks at once even if the entry
+        // would sleep for longer.
         listening.ask_at = listening.ask_at.min(self.machine.ask_at());
         Some(self.tenancy_of(site, claim, granted?, clock::now()))
     }
 
     /// Sends one request. If the thread does not wait, the request takes the lock only if the lock
-    /// is free, ahead of the queue, and adds no entry. `beside` is the owner of the write hold
-    /// under which the thread wants to read.
+    /// is free, ignores the queue, and adds no entry. `beside` is the owner of the write hold under
+    /// which the thread wants to read.
     pub(crate) fn ask(
         &mut self,
         listening: &mut Listening,
@@ -369,9 +368,10 @@ pub(crate) struct Leftover {
 /// Polls are due at multiples of this time, in nanoseconds.
 const POLL_TICK: u64 = 20_000_000;
 
-/// Returns the time at which a waiter without messages polls. The time is random within a range, so
-/// that processes do not poll together. The time is a multiple of the tick, so that a process that
-/// waits for many names sends their polls in few packets. (Each packet costs the server a wake-up.)
+/// Returns how long a waiter sleeps before it polls. The time is random within a range, so that
+/// processes do not poll together. Each poll falls on a multiple of the tick, so that a process
+/// that waits for many names sends their polls in few packets. (Each packet costs the server a
+/// wake-up.)
 fn next_poll(now: u64) -> u64 {
     let (least, most) = POLL;
     let chance = (most - least - POLL_TICK) as f64 * jitter(now);

@@ -96,8 +96,8 @@ impl Site {
         tenancy: &Arc<Tenancy>,
         done: Result<(), Error>,
     ) -> Result<(), Error> {
-        // This comes last, because it drops the callbacks. The drop of a value that a callback has
-        // captured may take this very lock.
+        // This call drops the callbacks, so it comes after the release. The drop of a value that a
+        // callback has captured may take this very lock.
         let unheard = tenancy.finish_released();
         if unheard.is_some() {
             match &done {
@@ -148,23 +148,24 @@ impl Site {
         let _before = tenancy.exchange(again);
         let hold = tenancy.hold();
         if !self.gate.come_back(again, &mut left) {
-            // The thread that vacated the seat reports the loss to `again`, to which no guard
-            // refers, and may not have done so yet (`admit`). Because the drop of `until_left`
-            // reads the state, this thread sets the reason before that drop.
+            // The thread that vacated the seat reports the loss only to `again`, to which no guard
+            // refers. That thread may not have set the reason yet (see `admit`). The drop of
+            // `until_left` reads the state, so this thread sets the reason before that drop.
             let reason = hold.lose(hold.why_gone());
             let callbacks = tenancy.lose(reason).unwrap_or_default();
             self.core.watchdog.call_back(&self.name, reason, callbacks);
             return;
         }
         // A level with a fixed lease may later be the only level left, and then nothing renews the
-        // hold. The hold must get that fixed lease now.
+        // hold. So the hold must get this fixed lease now.
         let fixed = fixed.filter(|_| hold.terms.is_watched());
         if let Some(lease) = fixed.filter(|lease| tenancy.remaining() < *lease)
             && self.lengthen(&hold, lease).is_err()
         {
             hold.unconfirm();
         }
-        // The new hold does not have the callbacks that the guards registered before the wait.
+        // The callbacks that the guards registered before the wait must also be called for the new
+        // hold.
         if tenancy.has_wanted_callbacks() {
             self.attend();
         }
@@ -199,9 +200,9 @@ impl Site {
         }
     }
 
-    /// Returns the leadership of a thread that releases a hold, if the thread has it. Every path
-    /// hands the leadership on after the release is sent, so the next leader's request runs after
-    /// the release.
+    /// Returns the leadership of a thread that releases a hold, or `None` if the thread does not
+    /// lead. Every path hands the leadership on after the release is sent, so the next leader's
+    /// request runs after the release.
     pub(super) fn leads_until_released(
         self: &Arc<Self>,
         leads: bool,
@@ -274,9 +275,9 @@ impl Site {
         // and then the release would report the hold as lost.
         self.clean_up(hold, outcome.is_err());
         if outcome.is_ok() {
-            // The owner of an adoption has the ticket's number. If the new master still has the
-            // ticket, this client could adopt the ticket again, and the release below would end
-            // that second adoption. So after a failover this number stays live.
+            // The owner of an adoption has the ticket's number. If the new master after a failover
+            // still has the ticket, this client could adopt the ticket again, and the release below
+            // would end that second adoption. So this number stays live after a failover.
             let is_reusable = hold.owner.has_ticket_number();
             if !is_reusable || self.route.incarnation() == hold.asked.incarnation {
                 hold.ended();
@@ -373,8 +374,8 @@ impl Site {
         lost
     }
 
-    /// Cleans up after an owner if no thread waits for its request any longer. The request may have
-    /// taken the lock or added an entry to the queue, or may still do so.
+    /// Cleans up after an owner for whose request no thread waits now. The request may have taken
+    /// the lock or added an entry to the queue, or may still do so.
     pub(crate) fn disown(&self, owner: &Owner, lease: Duration) {
         let give_up = self.scripts().give_up_command(&owner.text(), Chain::default());
         self.core.watchdog.clean_up(Cleanup::requested(&self.name, give_up, lease));
@@ -444,10 +445,10 @@ impl Site {
 
 /// The remaining work of a thread that has left a level.
 pub(super) enum Parting {
-    /// Nothing: the hold was passed on, is still shared, or was lost.
+    /// No work is left: the hold was passed on, is still shared, or was lost.
     Over(Result<(), Error>),
-    /// The release is left to do. After the release, the thread hands the leadership on, if it has
-    /// the leadership.
+    /// The release is left to do. If the thread has the leadership (`leads`), it hands the
+    /// leadership on after the release.
     Release { hold: Arc<Hold>, leads: bool },
 }
 

@@ -116,8 +116,8 @@ impl Site {
     ///
     /// # Errors
     ///
-    /// Returns an error if another hold has the seat and the server does not answer which of the
-    /// two it has. The caller must then undo the hold.
+    /// Returns an error if another hold has the seat and the server does not answer whether it has
+    /// the new hold. The caller must then undo the new hold.
     pub(crate) fn admit(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -138,8 +138,8 @@ impl Site {
                 }
                 // Each thread of a fair lock asks for itself. Two threads of a fair lock may have
                 // two holds, one of which a forced unlock has ended. Only the server knows which
-                // hold has ended, because threads may read grants in another order than the server
-                // made them.
+                // hold has ended, because the order in which threads read grants may differ from
+                // the order in which the server made them.
                 Admission::OtherHold(other) => {
                     if !self.has_granted(&tenancy.hold())? {
                         return Ok(false);
@@ -151,7 +151,8 @@ impl Site {
         }
     }
 
-    /// Asks the server whether it has this hold, after it has granted another hold as well.
+    /// Asks the server whether it still has this hold, if the server has granted another hold as
+    /// well.
     ///
     /// # Errors
     ///
@@ -171,15 +172,15 @@ impl Site {
     ) -> Result<bool, Trouble> {
         let before = self.gate.hold();
         let outcome = send();
-        // The mark is set before the seat is read. If a hold was granted in the meantime, either it
-        // is already in the seat, or its thread finds the mark when it is admitted, and asks the
-        // server.
+        // The count of forced unlocks is raised before the seat is read. If the server has granted
+        // a hold in the meantime, either this hold is already in the seat, or `admit` finds the
+        // raised count, and the hold's thread asks the server.
         self.gate.force();
         let known = outcome.is_ok();
         if let Some(now) = self.gate.hold().filter(|_| !matches!(outcome, Ok(false))) {
             // A thread may have passed the hold on in the meantime. The server may also have
             // granted a new hold, before or after it deleted the lock. Only the server knows
-            // whether it has deleted the hold.
+            // whether it has deleted the hold that is now in the seat.
             let same = before.is_some_and(|before| Arc::ptr_eq(&before, &now));
             match scripts::lock::is_held_by(&self.route, &self.name, &now.owner) {
                 _ if same && known => self.lose_hold(&now, LostReason::ForceUnlocked),
@@ -220,8 +221,8 @@ pub(crate) enum Leaving {
     Posted,
     /// Sends the release, and waits for the answer. `unlock` leaves in this way.
     Awaited,
-    /// Leaves the hold to expire. If the hold's lease at the server lasts until `until`, on
-    /// [`clock`], this process neither releases the hold nor passes it on before that time. The
+    /// Leaves the hold to expire. Before `until`, a time on [`clock`], this process does not
+    /// release the hold or pass it on, provided that the lease at the server lasts until then. The
     /// hold stays even if an outer level ends, a thread that shares the hold leaves, or the client
     /// ends. After the last tenant has left, nothing renews the hold. If the hold is already lost,
     /// the thread gets the error of a release.
@@ -330,8 +331,8 @@ impl Leaseholder for Site {
     /// tenancy.
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason) {
         // The hold is marked as lost before the seat is vacated. After the seat is vacated, another
-        // thread may get the lock, and no guard of this hold may report "held". The mark also keeps
-        // threads from passing the hold on before the seat is vacated.
+        // thread may get the lock, so a guard of this hold must no longer report "held". Because of
+        // the mark, no thread passes the hold on in the meantime.
         let reason = hold.lose(reason);
         let (seat, wake) = self.gate.vacate(hold);
         wake.now();
@@ -343,8 +344,8 @@ impl Leaseholder for Site {
         }
         if reason == LostReason::Revoked {
             // Most likely somebody deleted the key, so no script of redlatch has granted the lock
-            // to the first owner in the queue. The script of this release does so, although there
-            // is nothing to release.
+            // to the first owner in the queue. The script of this release grants the lock to this
+            // owner, although there is nothing to release.
             let release = self.release_command(hold);
             self.core.watchdog.clean_up(Cleanup::unclaimed(&self.name, release));
         }
@@ -379,8 +380,8 @@ impl QueueSite for Arc<Site> {
         self.gate.with_queue(look)
     }
 
-    /// Gives the leadership to the next thread in the queue. If this thread needs the same mode,
-    /// the thread gets the entry; if not, the entry is given up.
+    /// Gives the leadership to the next thread in the queue. If this thread needs the same mode, it
+    /// also gets the entry. Otherwise the entry is given up.
     fn transfer_leadership(&self, lead: Option<Lead<Option<QueueEntry>>>) {
         if let Some(entry) = self.gate.transfer_leadership(lead).and_then(|lead| lead.request_state)
         {

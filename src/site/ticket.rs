@@ -3,8 +3,8 @@
 //! A ticket has its own owner, which belongs to no client. One script replaces the first holder's
 //! owner by the ticket's owner. A second script replaces the ticket's owner by the adopter's owner.
 //! The lock is never free in between. No client renews the lease of the ticket's owner. The ticket
-//! remains valid if the first holder's client ends, or removes leftovers after a failover, because
-//! all requests of this client name the client's own owners.
+//! remains valid if the first holder's client ends, or if that client removes leftovers after a
+//! failover: all requests of that client name its own owners.
 //!
 //! The adopter's owner has the ticket's number. So if a client got no reply to an adoption and
 //! repeats it, the second request names the same owner. A request by another client names another
@@ -50,8 +50,8 @@ impl Site {
             } else if hold.in_doubt {
                 Err((ErrorKind::Unavailable, IN_DOUBT))
             } else {
-                // As with a user's script: once the script may run under this owner, the process
-                // does not pass the hold on.
+                // From here on, the ticket's script may run under this owner. So no thread passes
+                // the hold on, as with a user's script.
                 hold.script_begins();
                 Ok(())
             })
@@ -63,8 +63,8 @@ impl Site {
         }
     }
 
-    /// Ends a tenancy that [`prepare_ticket`](Self::prepare_ticket) has prepared, and gives its hold
-    /// to a ticket. If this fails, the client releases the lock in the background.
+    /// Ends a tenancy that [`prepare_ticket`](Self::prepare_ticket) has prepared, and gives its
+    /// hold to the ticket. If this fails, the client releases the lock in the background.
     ///
     /// # Blocking
     ///

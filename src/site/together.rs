@@ -97,7 +97,7 @@ pub(crate) fn ask_for_all(
 }
 
 /// Ends one level of each of these tenancies, as [`Site::leave`] does. The tenancies' locks differ,
-/// and [go together](go_together). One request has all releases.
+/// and [go together](go_together). One request sends all releases.
 pub(crate) fn leave_all(
     levels: &[(&Arc<Site>, &Arc<Tenancy>, Option<HoldLevel>)],
 ) -> Vec<Result<(), Error>> {

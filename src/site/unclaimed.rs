@@ -8,9 +8,9 @@ use crate::runtime::{Core, GrantMessage};
 use crate::scripts::lock::LockScripts;
 use crate::scripts::{LockKeys, Mode};
 
-/// Gives up the entry of an owner of this client that is first in the queue but does not wait. A
-/// new master that lacked the last commands of the old master may still have such an entry. No
-/// thread would take the lock, and the owners behind the entry would wait.
+/// Removes the entry of an owner of this client that is first in the queue, but for which no thread
+/// waits. A new master that lacked the last commands of the old master may still have such an
+/// entry. No thread would take the lock, and the owners behind the entry would wait.
 pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &str) {
     if database != core.database() {
         return;
@@ -26,8 +26,8 @@ pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &s
     }
 }
 
-/// Gives back a grant to an owner of this client that does not wait. No thread has the hold: either
-/// a request came late, or its thread had left.
+/// Gives back a grant to an owner of this client that does not wait. No thread has the hold of this
+/// grant, because the request came late or its thread had already left.
 pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<'_>) {
     let Some(details) = details(grant.details) else { return };
     if grant.database != core.database() || core.is_shut_down() {

@@ -1,20 +1,20 @@
 //! How a holder finds out that others wait for its lock.
 //!
-//! The gate's queue, or its list of a fair lock's threads, shows a waiting thread of this process.
-//! Other processes add an entry to a queue at the server. The script that adds the first entry
-//! sends `want` on the holder's own channel, if the holder's owner
+//! The gate's queue, or the gate's list of a fair lock's threads, shows whether threads of this
+//! process wait. Other processes add an entry to a queue at the server. The script that adds the
+//! first entry sends `want` on the holder's own channel, if the holder's owner
 //! [hears](crate::scripts::Owner::hears) this message. Redis stores no messages, so the hold first
 //! listens and then asks (it *looks*), and asks again when the client may have missed a message.
 //! The answer to each renewal also says whether others wait.
 //!
 //! - *heard in time*: if a guard has a callback, or the owner hears, the hold finds out that others
-//!   wait. The hold finds this out from a message, or within a third of its lease from a renewal or
-//!   a look. The hold listens before it looks, so that it does not miss a waiter that comes between
+//!   wait. It finds out from a message, or else from a renewal or a look within a third of its
+//!   lease. The hold listens before it looks, so that it does not miss a waiter that comes between
 //!   these steps.
 //! - *nothing for nothing*: if its owner does not hear, and its guards have no callback, a hold
 //!   costs no command and no key.
-//! - *called once*: a callback is called once for each time that the hold becomes wanted, as far as
-//!   this process knows, and not after its guard has left the lock.
+//! - *called once*: a callback is called once each time that, as far as this process knows, the
+//!   hold becomes wanted. A callback is not called after its guard has left the lock.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -103,8 +103,8 @@ fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
 }
 
 /// The leader must listen to the second channel for as long as it listens for Redisson's releases.
-/// Scripts would count a leader without the second channel as a Redisson client, and leave it the
-/// free lock.
+/// Scripts would count a leader without the second channel as a Redisson client, and leave the free
+/// lock to it.
 #[test]
 fn a_leader_whose_grant_is_taken_back_still_counts_as_one_of_ours() {
     let server = Server::start().unwrap();
