@@ -58,8 +58,8 @@ use crate::lease::deadline::{PROVISIONAL, deadline};
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
-/// The shortest and the longest time after which a waiter that receives no message asks again, in
-/// nanoseconds.
+/// The shortest and the longest sleep of a waiter without a message, in nanoseconds. After this
+/// sleep, the waiter asks again.
 pub(crate) const POLL: (u64, u64) = (800 * MS, 1_200 * MS);
 const _: () = assert!(POLL.1 < PROVISIONAL);
 /// The number of waiters, from the head of the queue, that listen for Redisson's releases. The
@@ -110,8 +110,8 @@ pub(crate) struct Inbox<D> {
     /// Whether a Redisson client has released the lock, or may have released it before the server
     /// confirmed the channel.
     pub(crate) is_public: bool,
-    /// Whether the owner should ask, because a script sent a message that says so, or because the
-    /// client has subscribed to its own channel again and may have missed messages.
+    /// Whether the owner should ask. Either a script's message says so, or the client has
+    /// subscribed to its own channel again and may have missed messages.
     pub(crate) is_missed: bool,
 }
 
@@ -211,9 +211,10 @@ pub(crate) enum Then<D> {
 pub(crate) enum Undo {
     /// Nothing, because no request of the owner has reached the server.
     Nothing,
-    /// An entry, or the lock.
+    /// The owner's queue entry, or its hold.
     Once,
-    /// An entry, or the lock, now and again later, because a copy of a request may still arrive.
+    /// The owner's queue entry, or its hold, now and again later, because a copy of a request may
+    /// still arrive.
     NowAndLater,
 }
 

@@ -51,9 +51,9 @@ const PAUSE: u64 = 1_500 * MS;
 pub(crate) struct Asked {
     /// The number of this process's forced unlocks that the server has answered.
     pub(crate) forced: u64,
-    /// The incarnation of the server to which the client last connected. If a later incarnation
-    /// granted the hold, the release of the hold may report a loss that did not happen, but never
-    /// hides a loss.
+    /// The incarnation of the server to which the client last connected. If a later incarnation of
+    /// the server granted the hold, the hold's release may report a loss that did not happen. The
+    /// release never hides a loss.
     pub(crate) incarnation: u64,
     /// The time on the process's own clock in nanoseconds. (In this file all times are on this
     /// clock, except the server's times.)
@@ -66,7 +66,7 @@ pub(crate) struct Exchanges {
     /// The time at which the first request was sent.
     began: Option<u64>,
     asked: Option<Asked>,
-    /// Whether the last request was not the first.
+    /// Whether the owner has sent more than one request.
     asked_again: bool,
     /// The last exchange that named the server's time.
     anchor: Option<Anchor>,

@@ -96,8 +96,8 @@ pub(crate) struct Hold {
     pub(crate) kept_until: AtomicU64,
     /// Whether other processes wait for the lock, according to the server. The lowest bit is the
     /// flag [`WANTED`]. The higher bits are the number of [messages](Self::hear_wanted) that others
-    /// wait. The flag and the number share one atomic value, because an answer that is older than a
-    /// message must not clear the flag that the message has set.
+    /// wait. The flag and the number share one atomic value, because an old answer must not clear
+    /// the flag that a newer message has set.
     wanted: AtomicU64,
     /// See [`attention`](Self::attention). (Boxed, because most holds have none.)
     attention: OnceLock<Box<Attention>>,
@@ -633,8 +633,8 @@ mod tests {
         assert_eq!(hold.certain_part(LONGER), LONGER);
     }
 
-    /// If the client assumed that the cut had run, it would leave the hold at the server after the
-    /// client's own deadline, and others would wait for the end of the lease.
+    /// If the client assumed that the cut had run, it would not release the hold after its own
+    /// deadline. Others would then wait for the end of the longer lease.
     #[test]
     fn a_hold_whose_lease_was_not_cut_for_certain_may_outlive_its_deadline() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };

@@ -147,8 +147,8 @@ impl Tenancy {
     /// only while the tenancy is in no seat. So the tenancy's thread sees the same hold until its
     /// next wait on a condition. Another thread sees the same hold only while it has the gate's
     /// mutex. Without the mutex, it may see another hold at each call. For this reason the
-    /// watchdog, a forced unlock, and a thread that detects the end of a lease act on the hold that
-    /// they read from the seat, and never on the tenancy.
+    /// watchdog, a forced unlock, and a thread that detects the end of a lease use the hold that
+    /// they read from the seat.
     #[inline]
     pub(crate) fn hold(&self) -> Cow<'_, Arc<Hold>> {
         match self.exchanged.get() {
@@ -176,8 +176,9 @@ impl Tenancy {
         clock::since(self.began())
     }
 
-    /// Tells the observer that the thread has left the hold, if the observer was told that the
-    /// thread had it. (A hold may end before the call that took it has returned.)
+    /// Tells the observer that the thread has left the hold. Does nothing if the observer was not
+    /// told that the thread had the hold. (A hold may end before the call that took the hold has
+    /// returned.)
     pub(crate) fn tell_released(&self, core: &Core, name: &Name) {
         if self.heard.load(Ordering::SeqCst) & HAD == 0 {
             return;

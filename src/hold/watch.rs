@@ -21,7 +21,7 @@ use crate::observe::Event;
 use crate::runtime::{Core, Count};
 use crate::scripts::renewal::{Longer, RenewalKind, StillHeld};
 
-/// An object with a hold that the watchdog watches: a lock's site, with the hold in its seat, or a
+/// An object whose hold the watchdog watches. It is a lock's site, with the hold in its seat, or a
 /// permit lease.
 pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     const KIND: RenewalKind;
@@ -52,8 +52,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         false
     }
 
-    /// Returns the object that, after a change of the tracked key, asks the server whether it still
-    /// has the hold.
+    /// Returns the object that asks the server about the hold after a change of the tracked key.
     fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked>;
 
     /// Begins to listen for the message that others wait for the lock. Does no I/O.

@@ -48,11 +48,11 @@
 //! taken     taken     the same: one thread has both seats. It writes, and may then go on to read
 //! ```
 //!
-//! While a thread writes, no other thread of the process reads. If the readers' seat is taken when
-//! a writer gets its seat, the readers have lost their hold, because the server grants no writer a
-//! lock that readers hold. At the end of the readers' turn one thread asks the server. If no
-//! process waits at the server, another turn begins. A reader that comes after a writer never
-//! overtakes that writer, in this process or in another process.
+//! While a thread writes, no other thread of the process reads. If other threads are in the
+//! readers' seat when a writer gets its seat, these readers have lost their hold: the server never
+//! grants a writer a lock that readers hold. At the end of the readers' turn one thread asks the
+//! server. If no process waits at the server, another turn begins. A reader that comes after a
+//! writer never overtakes that writer, in this process or in another process.
 //!
 //! The leadership is never lost. While the queue is not empty, the seat is taken or a thread leads.
 //! A leader that gives up hands the leadership on.
@@ -266,7 +266,7 @@ impl<I> Order<I> {
     }
 
     /// Puts the hold that the leader was granted into the seat. The leadership then ends, with two
-    /// exceptions: a leader that reads keeps the leadership to let more readers in, and a hold that
+    /// exceptions. A leader that reads keeps the leadership, to let more readers in. A hold that
     /// [came beside the leader](Hold::came_beside_the_leader) changes no leadership. `gone` is a
     /// hold that, as the caller knows, the server no longer has.
     #[inline]
@@ -348,9 +348,9 @@ impl<I> Order<I> {
         LeaveOutcome::Left(seat, Fate::Release { leads })
     }
 
-    /// Passes the hold of a thread that has just left its seat to the next thread, if the next
-    /// thread may have the hold now. The caller wakes the next thread after it has released the
-    /// mutex.
+    /// Passes the hold of `left`, a seat that a thread has just left, to the next thread, if the
+    /// next thread may have the hold now. The caller wakes the next thread after it has released
+    /// the mutex.
     ///
     /// The re-entrant and the fair handles of a name share one seat. A fair handle's hold goes to
     /// the next thread of its line (`Hold::line`). Any other hold goes to the first thread in the

@@ -36,7 +36,7 @@ impl Site {
         self.check_call(call)?;
         wait.check(&self.core, &self.name)?;
         // A late script runs only while its owner has the lock. A late copy of the request for the
-        // lock could give the owner a free lock again, after another owner's grant.
+        // lock could give this owner the lock again, after another owner has had it.
         if tenancy.hold().in_doubt {
             let message = "the request that took the lock was sent twice, and its late copy could \
                            let a late script run: release the lock and take it again; the script \

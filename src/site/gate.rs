@@ -245,9 +245,9 @@ impl Gate {
         self.state.lock().is_busy()
     }
 
-    /// Whether a fair lock's thread that is about to ask should first wait for other threads to
-    /// join its request. The thread should wait if the process is busy. When the process is no
-    /// longer busy, [`call`](Self::call) wakes the thread.
+    /// Whether a fair lock's thread should wait before it asks, so that other threads can join its
+    /// request. The thread should wait if the process is busy. When the process is no longer busy,
+    /// [`call`](Self::call) wakes the thread.
     pub(crate) fn lingers(&self, thread: &Arc<Thread>) -> bool {
         let mut state = self.state.lock();
         let lingers = state.is_busy();

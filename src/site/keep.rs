@@ -8,8 +8,8 @@
 //!
 //! In place of a release, a [`Cleanup`] shortens the lease to that time, and releases the hold at
 //! that time. Usually the lease has then already ended, and the release does nothing. The release
-//! is needed if the server did not answer the request that shortens the lease, if another hold
-//! keeps a read-write lock, or if a late copy of the hold's request took the lock again.
+//! is needed in three cases: the server did not answer the request that shortens the lease, another
+//! hold keeps a read-write lock, or a late copy of the hold's request took the lock again.
 //!
 //! The renewer sends the cleanup, so the cleanup comes after any renewal that the renewer has sent.
 

@@ -18,8 +18,8 @@ use crate::scripts::{self, Owner, Trouble};
 
 impl Site {
     /// Sets the alarm for a tenancy that has begun. If the client has met another run of the server
-    /// since the request, the client may have queried that run about all holds before this hold was
-    /// in the seat. So this call queries the server about the hold now.
+    /// since the request, this call also queries the server about the hold. (The client may have
+    /// queried the new run about all holds before this hold was in the seat.)
     pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
         if self.route.incarnation() != tenancy.hold().asked.incarnation {
@@ -64,7 +64,8 @@ impl Site {
             renewal_state.progress = RenewalProgress::Done;
             renewal_state.next(&self.core.config, sent_at).lease
         });
-        // The hold already has its lease, or that lease is shorter than `slack`.
+        // Returns here if the hold already has the lease of its terms, or if that lease is shorter
+        // than `slack`.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return Ok(()) };
         let certain = hold.asks_for(lease);
         let extended = self.extend(hold, lease);

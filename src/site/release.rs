@@ -240,8 +240,8 @@ impl Site {
         let command = self.release_command(hold);
         match how {
             Leaving::Posted | Leaving::ToExpire { .. } => {
-                // The thread may ask for the lock again at once. The server must first tell other
-                // processes about the release.
+                // The thread may ask for the lock again at once. If the server has not yet read
+                // this next request, the message of the release reaches the next process sooner.
                 let command = command.answered_first(hold.details.by_message);
                 let (site, hold) = (Arc::clone(self), Arc::clone(hold));
                 let receiver = move |outcome: Outcome| {

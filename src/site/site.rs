@@ -66,8 +66,8 @@ impl Site {
         members.get(&core.key(name), make)
     }
 
-    /// Returns a site behind this gate, for one side of a read-write lock's pair. The pair is the
-    /// registered member, and ends the site.
+    /// Returns a site behind this gate, for one side of a read-write lock's pair. The pair is
+    /// registered as the client's member, and ends the site.
     pub(crate) fn behind(core: &Arc<Core>, name: &Name, gate: Gate) -> Self {
         Self::new(Arc::clone(core), name.clone(), gate, false)
     }
@@ -138,8 +138,7 @@ impl Site {
                 }
                 // Each thread of a fair lock asks for itself. Two threads of a fair lock may have
                 // two holds, one of which a forced unlock has ended. Only the server knows which
-                // hold has ended, because the order in which threads read grants may differ from
-                // the order in which the server made them.
+                // hold has ended, because threads do not always read grants in the server's order.
                 Admission::OtherHold(other) => {
                     if !self.has_granted(&tenancy.hold())? {
                         return Ok(false);

@@ -153,8 +153,8 @@ fn release_all(holds: &[(&Arc<Site>, Arc<Hold>)]) -> Vec<Option<Result<(), Error
         Ok((each, in_doubt)) => {
             (each.into_iter().map(|it| it.map(Ok)).collect::<Vec<_>>(), in_doubt)
         }
-        // The server has released no hold. Single requests will release the holds that the user may
-        // release.
+        // The server has refused the request, and has released no hold. Separate requests will
+        // release those holds that the user may release.
         Err(Trouble::Refused(_)) => return Vec::new(),
         Err(trouble) => (vec![Some(Err(trouble)); holds.len()], false),
     };

@@ -8,9 +8,10 @@ use crate::runtime::{Core, GrantMessage};
 use crate::scripts::lock::LockScripts;
 use crate::scripts::{LockKeys, Mode};
 
-/// Removes the entry of an owner of this client that is first in the queue, but for which no thread
-/// waits. A new master that lacked the last commands of the old master may still have such an
-/// entry. No thread would take the lock, and the owners behind the entry would wait.
+/// Removes a queue entry for which no thread waits. The entry's owner belongs to this client, and
+/// is first in the queue. A new master that lacked the last commands of the old master may still
+/// have such an entry. If the entry stayed, no thread would use its grant, and the owners behind
+/// the entry would wait.
 pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &str) {
     if database != core.database() {
         return;

@@ -68,7 +68,7 @@ pub(crate) trait Synchronizer {
     /// Handles an arriving thread. May ask the server once, if the request needs no lead.
     fn enter(&self, claim: &ClaimOf<'_, Self>) -> Result<EnterOf<Self>, Error>;
 
-    /// Called when a thread in the process's queue has woken up.
+    /// Handles holds that are over. Called when a thread in the process's queue has woken up.
     fn end_expired_holds(&self) {}
 
     /// Takes a grant from another thread of this process. Returns `None` if the grant has already

@@ -66,7 +66,7 @@ pub(crate) enum Signal<G, I> {
     Failed(Error),
 }
 
-/// A waiter that the caller must wake after it has released its mutexes.
+/// A waiter that the caller must wake after the caller has released its mutexes.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct Wake(Option<Waker>);
@@ -129,8 +129,8 @@ impl<N, G, I> Queue<N, G, I> {
         waiter
     }
 
-    /// Wakes the first waiter, so that it is awake when the caller passes a grant to it. Wakes no
-    /// waiter unless spinning has saved time so far.
+    /// Wakes the first waiter, so that it is awake when the caller passes a grant to it. If
+    /// spinning has not saved time so far, does nothing.
     pub(crate) fn call_first(&self) -> Wake {
         match self.first() {
             Some(first) if first.spin.is_worthwhile() => {

@@ -119,7 +119,7 @@ impl<'a> Wait<'a> {
     }
 
     /// Does the same as [`limits`](Self::limits), for a request that other clients need even after
-    /// the end of the wait. Even after a cancellation, the request has a short time.
+    /// the end of the wait. Even after a cancellation, the request gets a short time.
     pub(crate) fn limits_last(&self, core: &Core) -> Limited {
         if self.cancel.is_some_and(CancelToken::is_cancelled) {
             return Wait::until(Instant::now()).limits(core);
