@@ -301,7 +301,7 @@ impl Hold {
     /// Records that the hold asks now whether others wait, and sets the time of its next question.
     pub(super) fn looks(&self, now: u64, is_renewed: bool) {
         if let Some(it) = self.attention() {
-            // The hold asks again if no renewal would detect a lost message.
+            // Without renewals, only another question shows that a message was lost.
             let again = !is_renewed && (it.calls.load(Ordering::SeqCst) || self.owner.hears());
             let next = now.saturating_add(self.terms.nanos() / LOOKED_AFTER);
             it.look_at.store(if again { next } else { NEVER }, Ordering::SeqCst);

@@ -63,10 +63,10 @@ struct Tenant {
     levels: Levels,
 }
 
-/// The tenants of a hold besides the tenant in the seat. Each tenancy stores its index in this
-/// collection, so a leaving thread needs no search. A thread that takes another level must search
-/// for its tenancy. There may be thousands of owned guards, whose tenancies no thread re-enters.
-/// These tenancies have their own list, which no thread searches.
+/// The tenants of a hold besides the tenant in `Seat::tenancy`. Each tenancy stores its index in
+/// this collection, so a leaving thread needs no search. A thread that takes another level must
+/// search for its tenancy. There may be thousands of owned guards, whose tenancies no thread
+/// re-enters. These tenancies have their own list, which no thread searches.
 #[derive(Debug, Default)]
 struct Beside {
     threads: Vec<Tenant>,
@@ -197,7 +197,7 @@ impl Seat {
         std::iter::once((&self.tenancy, &self.levels)).chain(beside)
     }
 
-    /// Returns the tenant with this tenancy, if it is a tenant beside the first tenant.
+    /// Returns the tenant with this tenancy, if it is in `Beside`.
     fn beside(&mut self, tenancy: &Arc<Tenancy>) -> Option<&mut Tenant> {
         self.shared.as_mut()?.beside.get(tenancy)
     }
@@ -469,8 +469,8 @@ impl Levels {
         (self.count() < DEEPEST).then(|| self.inner.push(level)).map(|()| level)
     }
 
-    /// Ends and returns the level `which`, or the last level. Returns `None` if there is only one
-    /// level.
+    /// Ends and returns the level `which`, or the last level if `which` is `None`. Returns `None`
+    /// if there is only one level.
     fn end(&mut self, which: Option<HoldLevel>) -> Option<HoldLevel> {
         let last = self.inner.pop()?;
         match which {

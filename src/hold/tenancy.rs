@@ -53,8 +53,8 @@ pub enum HoldState {
 /// each such wait the tenancy has another hold.
 ///
 /// Guards read their state from the tenancy. In a forked child the state is "lost", because the
-/// parent has the hold. To report this state, the child locks no mutex that the parent may have
-/// locked.
+/// parent has the hold. The child reports this state without a mutex, because a thread of the
+/// parent may have locked the mutex at the fork.
 pub(crate) struct Tenancy {
     /// The first hold, from a grant or a pass.
     first: Arc<Hold>,

@@ -41,8 +41,8 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     /// hold.
     fn with_hold<R>(&self, look: impl FnOnce(Renewing<'_>) -> R) -> Option<R>;
 
-    /// Whether another process may have asked for a longer lease of the hold, so that no renewal
-    /// may cut the hold's lease.
+    /// Whether another process may have asked for a longer lease of the hold. If so, no renewal may
+    /// cut the hold's lease.
     fn may_be_longer(&self) -> bool {
         false
     }

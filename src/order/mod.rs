@@ -296,7 +296,7 @@ impl<I> Order<I> {
         Admission::Admitted(stale)
     }
 
-    /// Ends one level of `tenancy`: `which`, or the last level.
+    /// Ends the level `which` of `tenancy`, or the last level if `which` is `None`.
     #[inline]
     pub(crate) fn leave(
         &mut self,

@@ -76,8 +76,8 @@ impl Gate {
         self.at(|state, now| state.admit(self.mode, tenancy, terms, gone, now))
     }
 
-    /// Ends one level of `tenancy`: `which`, or the last level. The second result is whether the
-    /// tenancy was held until this call.
+    /// Ends the level `which` of `tenancy`, or the last level if `which` is `None`. The second
+    /// result is whether the tenancy was held until this call.
     pub(crate) fn leave(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -285,7 +285,7 @@ impl Gate {
         self.with_seat(|seat| seat.map(|seat| Arc::clone(&seat.tenancy.hold())))
     }
 
-    /// Returns the tenancy of a thread, with its hold count.
+    /// Returns the tenancy of a thread, with the number of its levels.
     pub(crate) fn tenant_of(&self, thread: &Thread) -> Option<(Arc<Tenancy>, usize)> {
         self.with_seat(|seat| {
             let (tenancy, levels) = seat?.tenant(thread)?;
@@ -307,7 +307,7 @@ impl Gate {
         seat.tenancies().for_each(|tenancy| heed(tenancy, is_wanted));
     }
 
-    /// Returns all tenants, with their hold counts.
+    /// Returns all tenants, each with the number of its levels.
     pub(crate) fn tenants(&self) -> Vec<(Arc<Tenancy>, usize)> {
         self.with_seat(|seat| {
             let seat = seat.as_deref();

@@ -26,9 +26,9 @@ use crate::lease::Cleanup;
 use crate::scripts::Chain;
 
 impl Site {
-    /// Raises a hold to the lease of its terms, before a thread leaves it to expire. (A hold that
-    /// another process has just handed on has a lease of only 2 s.) If the raise fails, the thread
-    /// must release the hold instead.
+    /// Raises the lease of a hold to the lease of its terms, before a thread leaves the hold to
+    /// expire. (A hold that another process has just handed on has a lease of only 2 s.) If the
+    /// raise fails, the thread must release the hold instead.
     ///
     /// # Blocking
     ///

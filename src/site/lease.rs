@@ -40,12 +40,13 @@ impl Site {
         }
     }
 
-    /// Raises a hold that was granted by message to the lease of its terms now, before the next
-    /// renewal. Does nothing if that lease is shorter than `slack`.
+    /// Raises the lease of a hold to the lease of its terms now, before the next renewal. (A grant
+    /// by message has a shorter lease.) Does nothing if the lease of the terms is shorter than
+    /// `slack`.
     ///
     /// # Blocking
     ///
-    /// One round trip, or none if the hold already has that lease.
+    /// One round trip, or none if the hold already has the lease of its terms.
     pub(crate) fn raise(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,

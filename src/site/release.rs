@@ -391,9 +391,9 @@ impl Site {
         self.remove_leftover(entry.ends(self), Cleanup::requested);
     }
 
-    /// Removes an owner that no longer wants the lock from the queue and from the lock. If the
-    /// server does not answer this request, or if a request of the owner may arrive later,
-    /// schedules a cleanup of this kind.
+    /// Removes an owner from the queue and from the lock, because no thread wants the lock under
+    /// this owner. If the server does not answer this request, or if a request of the owner may
+    /// arrive later, schedules a cleanup of this kind.
     pub(crate) fn remove_leftover(
         self: &Arc<Self>,
         left: Leftover,

@@ -164,7 +164,7 @@ impl Site {
         })
     }
 
-    /// Sends a forced unlock. If the server answers `true`, it ends the hold in the seat.
+    /// Sends a forced unlock. If the server answers `true`, the hold in the seat is lost.
     pub(crate) fn force(
         self: &Arc<Self>,
         send: impl FnOnce() -> Result<bool, Trouble>,

@@ -96,7 +96,7 @@ pub(crate) fn ask_for_all(
     })
 }
 
-/// Ends one level of each of these tenancies, as [`Site::leave`] does. The tenancies' locks differ,
+/// Ends one level of each of these tenancies, as [`Site::leave`] does. The locks are all different,
 /// and [go together](go_together). One request sends all releases.
 pub(crate) fn leave_all(
     levels: &[(&Arc<Site>, &Arc<Tenancy>, Option<HoldLevel>)],
