@@ -1,14 +1,15 @@
 //! The permit gate: the threads of this process that wait for permits of one semaphore.
 //!
 //! When the server refuses a request, the gate closes, and arriving threads queue. The first thread
-//! is the leader, which asks for itself and the threads behind it, in one request. If a thread of
+//! becomes the leader, and sends one request for itself and the threads behind it. If a thread of
 //! this process gives permits back, the first thread in the queue may get them without a round
 //! trip.
 //!
 //! A thread gets all the permits that it needs, or none. If permits from the server or from another
 //! thread cover the whole need of the first thread in the queue, this thread gets them. No thread
-//! overtakes the first thread. All other permits go back to the server at once: if two processes
-//! each kept some of the permits that they need, they would wait for each other for ever.
+//! overtakes the first thread. Permits that do not cover the first thread's need go back to the
+//! server at once. If two processes each kept a part of the permits that they need, they would wait
+//! for each other for ever.
 
 use std::iter;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ pub(crate) struct PermitNeed {
     pub(crate) terms: Option<Terms>,
 }
 
-/// Permits that this process has. All have the same terms.
+/// Permits that this process has taken, all with the same terms.
 #[derive(Debug)]
 pub(crate) struct Permits<L> {
     pub(crate) number: u32,
@@ -63,7 +64,8 @@ pub(crate) struct PermitGate<L> {
 #[derive(Debug)]
 struct PermitGateState<L> {
     queue: PermitQueue<L>,
-    /// The leader, which has left the queue, and comes before the first thread in the queue.
+    /// The leader. It is no longer in the queue, and gets permits before the first thread in the
+    /// queue.
     leader: Option<PermitLeader<L>>,
     turn: PermitTurn,
     refusal: Option<LastRefusal>,
@@ -134,8 +136,8 @@ impl<L> PermitGate<L> {
         }
     }
 
-    /// Queues an arriving thread. Returns `None` if no thread waits: then the thread may ask for
-    /// itself.
+    /// Queues an arriving thread behind the waiting threads. Returns `None` if no thread waits: the
+    /// caller may then ask the server for itself.
     pub(crate) fn enter(
         &self,
         thread: &Arc<Thread>,
@@ -150,8 +152,8 @@ impl<L> PermitGate<L> {
         }
     }
 
-    /// The server has refused the thread's request: makes the thread the leader, or queues the
-    /// thread behind the leader.
+    /// Called after the server has refused the thread's request. Makes the thread the leader, or
+    /// queues the thread if there is a leader.
     pub(crate) fn refused(&self, thread: &Arc<Thread>, need: PermitNeed) -> EnterPermits<L> {
         let mut state = self.state.lock();
         if !state.queue.try_lead() {
@@ -161,8 +163,8 @@ impl<L> PermitGate<L> {
         Enter::Leads(None)
     }
 
-    /// Returns the needs for the leader's request, in order: the leader's own need, and the needs
-    /// of the first threads in the queue, with at most `most` permits.
+    /// Returns the needs for the leader's request: the leader's `own` need, then the needs of the
+    /// first threads in the queue, with at most `most` permits in all.
     pub(crate) fn needs(&self, own: PermitNeed, most: u32) -> Vec<u32> {
         let state = self.state.lock();
         let mut sum = own.permits;
@@ -173,18 +175,19 @@ impl<L> PermitGate<L> {
         iter::once(own.permits).chain(behind).take(MOST_TOGETHER).collect()
     }
 
-    /// Notes that the server has refused `need` permits to the leader. `version`: the channel's
-    /// version before the request. The refusal is valid for `left`, or until a message arrives.
+    /// Records that the server has refused `need` permits to the leader. `version`: the channel's
+    /// version before the request. `left`: the time after which a request may succeed even without
+    /// a message.
     pub(crate) fn refused_at(&self, version: u64, need: u32, left: Option<Duration>) {
         let at = clock::now();
         let until = left.map(|left| at.saturating_add(clock::nanos(left)));
         self.state.lock().refusal = Some(LastRefusal { need, version, at, until });
     }
 
-    /// Returns `Some` if the server would refuse the leader: the server has just refused as many
-    /// permits or fewer to an earlier leader, and no message has arrived after this. (If `version`
-    /// is `None`, no message counts as arrived.) The value in `Some` is the time for which the
-    /// server would refuse, if this time is known.
+    /// Returns `Some` if the server would probably refuse the leader: it has just refused the same
+    /// number of permits, or fewer, to an earlier leader, and no message has arrived since. (If
+    /// `version` is `None`, the leader does not listen, and only the time counts.) The inner value
+    /// is the time after which a request may succeed, if this time is known.
     pub(crate) fn refusal(
         &self,
         version: Option<u64>,
@@ -210,8 +213,8 @@ impl<L> PermitGate<L> {
         self.state.lock().leader.as_mut()?.passed.take()
     }
 
-    /// Ends the leadership, and makes the first thread in the queue the leader. Returns permits
-    /// that were passed to the old leader and that it did not collect.
+    /// Ends the leadership, and makes the first thread in the queue the leader. Returns the permits
+    /// that were passed to the old leader but not collected.
     pub(crate) fn leader_leaves(&self) -> Option<Permits<L>> {
         let mut state = self.state.lock();
         // The next thread is the leader even before it wakes up. So a thread that gives permits
@@ -227,10 +230,10 @@ impl<L> PermitGate<L> {
     }
 
     /// Distributes permits that the server has granted for the threads behind the asking thread.
-    /// The queue may have changed during the request, so the threads that are first now get
-    /// `others`. Returns the permits that no waiting thread gets: the caller must give them back to
-    /// the server. `asked`: the time of the request, at which a new turn begins if no turn has
-    /// begun.
+    /// The queue may have changed during the request, so `others` go to the threads that are first
+    /// in the queue now. Returns the permits that no waiting thread gets: the caller must give them
+    /// back to the server. `asked`: the time at which the request was sent, which decides whether
+    /// the old turn goes on.
     pub(crate) fn granted(&self, others: Permits<L>, asked: u64) -> Permits<L> {
         let now = clock::now();
         let mut wakes = Vec::new();
@@ -293,8 +296,9 @@ impl<L> PermitLeader<L> {
 }
 
 impl<L> PermitGateState<L> {
-    /// Passes permits to the leader, or to the first thread in the queue if there is no leader, if
-    /// the permits cover the thread's need.
+    /// Passes permits to the leader. If there is no leader, or if permits were already passed to
+    /// it, passes them to the first thread in the queue. Does nothing if the permits do not cover
+    /// the need of that thread.
     fn pass_first(&mut self, permits: &mut Permits<L>) -> Option<Wake> {
         if let Some(leader) = self.leader.as_mut().filter(|leader| leader.passed.is_none()) {
             leader.passed = Some(permits.take(leader.need)?);

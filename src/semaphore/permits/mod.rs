@@ -2,9 +2,9 @@
 //! and for how long the process keeps permits.
 //!
 //! While permits are free, every thread asks for itself. After a refusal, threads queue at the
-//! [`gate`](PermitGate), and the first thread becomes the leader. The leader asks for itself and
-//! the threads behind it, in one request. The leader waits for other processes in the driver
-//! (`acquire`).
+//! [`gate`](PermitGate), and the first thread becomes the leader. The leader sends one request for
+//! itself and the threads behind it, and waits in the driver (`waiting::acquire`) while other
+//! processes have the permits.
 
 mod gate;
 mod turn;
@@ -42,15 +42,16 @@ pub(crate) trait PermitSource: Sized {
 
     fn name(&self) -> &Name;
 
-    /// The channel whose messages say that permits were given back.
+    /// The channel whose messages announce that permits were given back.
     fn channel(&self) -> &Arc<str>;
 
     fn gate(&self) -> &PermitGate<Self::Lease>;
 
     /// Sends one request for these needs. The server meets the needs in order, each need completely
-    /// or not at all. If `clients` processes share the free permits, the needs together get at most
-    /// the share of one process. If one process could get more, the other processes would starve,
-    /// because the process that has just released permits is the first to ask.
+    /// or not at all. `clients`: the number of processes that share the free permits. The first
+    /// need is met if enough permits are free, and the further needs only within the share of one
+    /// process. Without this limit the other processes would starve, because the process that has
+    /// just released permits is the first to ask.
     fn request(
         self: &Arc<Self>,
         needs: &[u32],
@@ -72,16 +73,16 @@ pub(crate) trait PermitSource: Sized {
     }
 }
 
-/// The shortest sleep before the next request, if the next lease ends at once.
+/// The shortest sleep before the leader's next request, even if a lease ends sooner.
 const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 
-/// The server's answer.
+/// The server's reply to a request for permits.
 #[derive(Debug)]
 pub(crate) enum PermitReply<L> {
     /// Permits for the first need, and perhaps for further needs.
     Given(Permits<L>),
-    /// Too few permits for the first need. The value is the time after which more permits may be
-    /// free, even if no message arrives.
+    /// Too few permits are free for the first need. The value is the time after which more permits
+    /// may be free, even if no message arrives.
     Refused(Option<Duration>),
 }
 
@@ -94,8 +95,8 @@ pub(crate) struct RequestFailed {
 }
 
 impl RequestFailed {
-    /// Returns the failure of a request that checks whether the semaphore exists, or makes it. This
-    /// check comes before the request for permits.
+    /// Returns the failure of a request that looks for the semaphore, or makes it, before the
+    /// request for permits.
     pub(crate) fn of_size(trouble: Trouble, name: &Name) -> Self {
         let concerns_it_alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
         let error = trouble.into_error().of(name).now("no permit was taken");
@@ -103,7 +104,7 @@ impl RequestFailed {
     }
 }
 
-/// Waits for permits. Returns `None` if the wait ended first.
+/// Waits for permits. Returns `None` if the wait ended before the thread got permits.
 pub(crate) fn acquire<S: PermitSource>(
     site: &Arc<S>,
     need: PermitNeed,
@@ -125,8 +126,8 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         (S::KIND, need.permits)
     }
 
-    /// While permits are free, asks for this thread alone. After a refusal, makes the thread the
-    /// leader or queues it.
+    /// If no thread waits, asks the server for this thread alone. After a refusal, makes the thread
+    /// the leader or queues it.
     fn enter(&self, claim: &Claim<'_, PermitNeed>) -> Result<EnterPermits<S::Lease>, Error> {
         let (gate, Claim { thread, need, wait }) = (self.gate(), claim);
         if let Some(entered) = gate.enter(thread, *need, wait.blocks()) {
@@ -134,13 +135,15 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         }
         let mut request_state = PermitRequestState::default();
         // The gate may be open although the process's turn is over. In that case this thread must
-        // pause, too: otherwise its request, right after a release of its process, would win every
-        // race. If no other process listens, the thread does not pause, and asks alone.
+        // pause, too. Otherwise its request would come right after a release of its own process,
+        // and would win every race against other processes. (The pause is zero if no other process
+        // listens.)
         if is_turn_over(&**self) {
             request_state.pause = remaining_yield(&**self);
         }
         if !wait.blocks() && !request_state.pause.is_zero() {
-            // This thread asks only once, so it lets other processes ask first.
+            // A call that does not block asks only once, so it first sleeps while other processes
+            // ask.
             let pause = std::mem::take(&mut request_state.pause);
             sleep_for(&**self, claim, pause)?;
             if let Some(entered) = gate.enter(thread, *need, false) {
@@ -184,9 +187,9 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         self.gate().may_collect()
     }
 
-    /// Other processes go first after this process's turn, and also after a message. The leader's
-    /// second request has no pause: its only purpose is to find permits whose message came before
-    /// the leader listened.
+    /// Returns the pause before the leader's next request. The pause lets other processes go first
+    /// after this process's turn, and after each message. There is no pause before the second
+    /// request: that request only finds permits that were given back before the leader listened.
     fn pause(&self, request_state: &PermitRequestState) -> Duration {
         match request_state.tries {
             0 => request_state.pause,
@@ -212,10 +215,10 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
             let needs = gate.needs(claim.need, S::MOST);
             let clients = clients(&**self);
             let Answered { own, number, left } = request_for(self, claim.need, &needs, clients)?;
-            // An unmet need is not always a refusal: in two cases the next leader must ask. The
-            // server may have left permits for other processes, which may not want them. The reply
-            // to a grant does not say when the next lease ends, so the next leader would sleep for
-            // too long.
+            // An unmet need is not recorded as a refusal in two cases, in which the next leader
+            // must ask. First, the server may have left permits for other processes that may not
+            // want them. Second, the reply to a grant does not say when the next lease ends, so the
+            // next leader would sleep for too long.
             let is_refusal = number == 0 || clients == 1 && !S::LAPSE;
             let unmet = first_unmet(&needs, number).filter(|_| is_refusal);
             if let Some((version, need)) = version.zip(unmet) {
@@ -244,8 +247,8 @@ impl<S: PermitSource> QueueSite for Arc<S> {
     }
 
     fn transfer_leadership(&self, _: Option<Lead<PermitRequestState>>) {
-        // A thread may have passed permits to the leader at the moment at which the leader got
-        // other permits or gave up.
+        // A thread may have passed permits to the leader just when the leader got other permits or
+        // gave up.
         if let Some(left) = self.gate().leader_leaves() {
             self.give_back(left);
         }
@@ -309,7 +312,7 @@ fn stay_away<S: PermitSource>(site: &S) -> Duration {
 }
 
 /// The number of this client's listeners to the semaphore's channel: one or zero. The number of
-/// listeners that the server reports includes this listener.
+/// listeners that the server reports includes this one.
 fn own_listeners<S: PermitSource>(site: &S) -> i64 {
     i64::from(site.core().pubsub.listening(site.channel()).is_some())
 }

@@ -1,38 +1,40 @@
 //! Turns: the limits within which one process may keep permits that other processes want, too.
 //!
-//! A process could keep permits for ever: its release and its next request may be sent in one
-//! packet, and its threads can pass permits to each other without a request. So a process has
-//! permits for a *turn*: a limited number of grants (passes and new requests) in a limited time.
-//! After the turn the process gives the permits back to the server. If other processes listen, the
-//! process asks for no permits for a moment, and ignores the message of its own release. Without
-//! turns the other processes would starve.
+//! Without turns, one process could keep permits for ever, and the other processes would starve:
+//! the process may send a release and its next request in one packet, and its threads can pass
+//! permits to each other without a request. A *turn* is a limited number of grants (passed permits
+//! and new requests) in a limited time. After its turn, a process gives its permits back to the
+//! server. If other processes listen to the semaphore's channel, the process then pauses: it sends
+//! no request, even after the message of its own release.
 //!
-//! A permit turn differs from a lock's `Cohort`. A cohort reads in each grant how many processes
-//! wait. A lock's turn ends with the release, which hands the lock on. A cohort also has the chain
-//! for Redisson's share, which permits do not have. A permit turn estimates the number of waiting
-//! processes from the number of listeners that got a release's message. A permit turn includes many
-//! grants and releases, is limited in grants and in time, and is doubled if no other process used
-//! the pause after it. The server does not stop a process from asking after its turn, so
-//! [`PermitTurn`] also says how long to pause.
+//! A permit turn differs from a lock's turn, the `Cohort`. Each grant of a lock tells the cohort
+//! how many processes wait. A permit turn estimates this number from the number of listeners that
+//! received a release's message. A lock's turn ends with the release that hands the lock to the
+//! next process. A permit turn includes many grants and releases. If no other process used the
+//! pause after a permit turn, the limits of the next turn are doubled. The server does not stop a
+//! process from asking after its turn, so [`PermitTurn`] also computes how long to pause. Only a
+//! cohort has the chain for Redisson's share.
 
 use std::time::Duration;
 
 use redlatch_client::sync::{clock, jitter};
 
-/// The maximum number of grants of a turn that was not extended.
+/// The maximum number of grants of a turn that is not doubled.
 const GRANTS: u32 = 512;
 const MOST_DOUBLED: u32 = 6;
-/// The longest turn, and so the longest time between the server's grant and the last pass.
+/// The longest turn, and so the longest time between the server's grant and the last pass of the
+/// permits.
 const LONGEST_TURN: u64 = 10_000_000;
-/// The time in which each process has one turn, if no turn is doubled. If more processes listen,
-/// each turn is shorter, so that the last of sixteen processes does not wait for a second.
+/// The time in which each listening process has one turn, if no turn is doubled. The more processes
+/// listen, the shorter each turn is. So the last of sixteen processes waits for less than a second.
 const ROUND: u64 = 20_000_000;
 const SHORTEST_TURN: u64 = 1_000_000;
-/// How long a process pauses after its turn, in addition to the time for the message of the release
-/// and another process's request. If the pause were shorter, no other process could use it.
+/// The pause of a process after its turn, without the two round trips that the message of its
+/// release and another process's request take. In a shorter pause, no other process would have time
+/// to ask.
 const YIELD: u64 = 1_000_000;
 const LONGEST_YIELD: u64 = 100_000_000;
-/// The longest time in which a process lets other processes have their turns.
+/// The longest time for which a process lets other processes have their turns.
 const LONGEST_AWAY: u64 = 60_000_000;
 const SHORTEST_PAUSE: u64 = 500_000;
 
@@ -44,11 +46,12 @@ pub(crate) struct PermitTurn {
     /// Whether permits were ever granted or given back through this site.
     is_used: bool,
     grants: u32,
-    /// How many times the turn was doubled, because no other process used the last pauses.
+    /// How many times the turn's limits were doubled, because no other process used the last
+    /// pauses.
     doubled: u32,
-    /// The number of listeners that got the message of a release, and the time at which the
-    /// release's reply was read. From these listeners the process knows, without another request,
-    /// whether other processes want permits.
+    /// The number of listeners that received the message of the last release, and the time at which
+    /// the reply to this release was read. The number shows, without another request, whether other
+    /// processes want permits.
     heard: Option<(i64, u64)>,
     last: Option<TurnEnd>,
     /// How long the process pauses after a turn.
@@ -68,7 +71,8 @@ pub(crate) struct TurnEnd {
 pub(crate) enum NextStep {
     /// The thread may ask at once.
     Ask,
-    /// The turn is over. If other processes got the message of this release, the thread must pause.
+    /// The turn is over. If other processes received the message of its last release, the thread
+    /// must pause.
     Yield(TurnEnd),
 }
 
@@ -92,11 +96,11 @@ impl PermitTurn {
     pub(crate) fn before(&mut self, now: u64) -> NextStep {
         let Some(last) = self.last else { return NextStep::Ask };
         if now.saturating_sub(last.at) >= self.leave {
-            // The pause is over, so the other processes could ask.
+            // The pause is over, so other processes have had time to ask.
             self.renew();
             return NextStep::Ask;
         }
-        // If no turn has begun, the process has already paused.
+        // If `began` is `None`, an earlier call has ended the turn, and no further pause is due.
         if self.began.is_some() && self.is_over(now) {
             NextStep::Yield(last)
         } else {
@@ -115,19 +119,19 @@ impl PermitTurn {
     }
 
     /// Returns the number of other processes that listen. `own`: the number of this process's
-    /// listeners. Returns `None` if no reply of this turn was read, or if the server refused to
-    /// send the message.
+    /// listeners. Returns `None` if no reply to a release of this turn was read, or if the server
+    /// refused to send the message.
     pub(crate) fn others(&self, own: i64) -> Option<u64> {
         let (heard, _) = self.heard.filter(|(heard, _)| *heard >= 0 && self.knows_listeners())?;
         Some(u64::try_from(heard - own).unwrap_or(0))
     }
 
-    /// Ends the turn. Returns the number of other processes that should have their turns: all
-    /// listeners except the process's `own`. The reply to the last release may not have been read
-    /// yet, because a drop does not wait for the reply. If the reply is missing, returns the number
-    /// from an earlier release, but at least one, because a process may have come since. (If the
-    /// result were always one, this process would ask again before the slowest process had its
-    /// turn.)
+    /// Ends the turn. Returns the number of other processes that should have their turns now: all
+    /// listeners except this process's `own`. The reply to the turn's last release may be unread,
+    /// because a drop does not wait for the reply. In that case the method returns the number from
+    /// an earlier release, but at least one, because a process may have begun to listen since then.
+    /// (If the method always returned one in that case, this process would ask again before the
+    /// slowest process had its turn.)
     pub(crate) fn end(&mut self, own: i64) -> u64 {
         let others = self.others(own).unwrap_or_else(|| {
             let before = self.heard.map_or(0, |(heard, _)| heard.saturating_sub(own));
@@ -142,10 +146,11 @@ impl PermitTurn {
     }
 
     /// Returns the pause between a message and the next request, while the other processes have
-    /// their turns. Each other process has as much time as this process's turn lasted. The pause is
-    /// a quarter of the remaining time, because the other processes may want no permits. There is
-    /// no pause if only the process's `own` listeners got the message of its release. Without a
-    /// pause, two fast processes would alternate, and slower processes would never get permits.
+    /// their turns. Each other process gets a time of the same length as this process's last turn.
+    /// The pause is only a quarter of the remaining time, because the other processes may want no
+    /// more permits. There is no pause if only this process's `own` listeners received the message
+    /// of its release. Without a pause, two fast processes would alternate, and slower processes
+    /// would never get permits.
     pub(crate) fn pause(&self, own: i64, now: u64) -> Duration {
         let left = self.away_until.saturating_sub(now);
         if left == 0 || self.only_own_heard(own) {
@@ -155,24 +160,25 @@ impl PermitTurn {
         pause.mul_f64(0.75 + 0.5 * jitter(now))
     }
 
-    /// Returns whether only this process's `own` listeners got the message of the last release, so
-    /// that no other process wants permits.
+    /// Returns whether only this process's `own` listeners received the message of the last
+    /// release. In that case no other process wants permits.
     pub(crate) fn only_own_heard(&self, own: i64) -> bool {
         self.heard.is_some_and(|(heard, _)| (0..=own).contains(&heard))
     }
 
-    /// Begins the next turn.
+    /// Resets the turn. The next grant begins a new turn.
     fn renew(&mut self) {
         self.began = None;
         self.grants = 0;
     }
 
-    /// Notes the reply to a release. `heard`: the number of listeners that got its message.
+    /// Records the reply to a release. `heard`: the number of listeners that received the release's
+    /// message.
     pub(crate) fn heard(&mut self, heard: i64, now: u64) {
         self.heard = Some((heard, now));
     }
 
-    /// Notes a pause after a turn. If no other process used the pause, the next turn is longer.
+    /// Records a pause after a turn. If no other process `used` the pause, the next turn is longer.
     pub(crate) fn yielded(&mut self, used: bool) {
         self.doubled = if used { 0 } else { (self.doubled + 1).min(MOST_DOUBLED) };
     }
@@ -186,17 +192,17 @@ impl PermitTurn {
         self.grants = self.grants.saturating_add(1);
     }
 
-    /// Returns whether threads may pass permits on: only within a turn, and so only for a limited
-    /// time after the server's grant.
+    /// Returns whether threads may pass permits to each other. They may do so only within a turn,
+    /// and so only for a limited time after the server's grant.
     pub(crate) fn may_pass(&self, now: u64) -> bool {
         self.began.is_some() && !self.is_over(now)
     }
 
     pub(crate) fn released(&mut self, now: u64) {
         if !std::mem::replace(&mut self.is_used, true) {
-            // The permits were taken through an earlier site of this name, which ended with its
-            // last handle. This process may have had the permits for any time, and other processes
-            // may have waited for them. For this reason the turn counts as over.
+            // This site has granted no permits, so these permits come from an earlier site of the
+            // same name, which was dropped with its last handle. The process may have had the
+            // permits for a long time, so the turn counts as over.
             self.began = Some(now.saturating_sub(LONGEST_TURN + 1));
         }
         self.last = Some(TurnEnd { at: now });

@@ -1,5 +1,5 @@
-//! Models of a semaphore's gate, which try many orders of its threads' actions: ask alone, queue,
-//! lead, ask for the threads behind, give up, fail, pass permits on and give permits back.
+//! Models of a semaphore's gate. They try many interleavings of threads that ask alone, queue,
+//! lead, ask for the threads behind them, give up, fail, pass permits on and give permits back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -146,7 +146,7 @@ impl Pool {
         }
     }
 
-    /// Runs a thread that takes permits this many times.
+    /// Takes permits `times` times, on the calling thread.
     fn visit(&self, times: usize) {
         let thread = Thread::current();
         for _ in 0..times {
@@ -237,8 +237,8 @@ fn chance(odds: f64) -> bool {
     odds > 0.0 && thread_rng().gen_bool(odds)
 }
 
-/// Runs some threads that each take permits twice. In the end all permits are free, and no thread
-/// waits.
+/// Runs four threads, each of which takes permits twice. Checks that all permits are free in the
+/// end, and that no thread waits.
 fn play(odds: Odds) -> Arc<Seen> {
     let seen = Arc::new(Seen::default());
     let all = Arc::clone(&seen);
