@@ -76,17 +76,17 @@ pub(crate) use self::site::SemaphoreSite;
 ///
 /// # After a failover
 ///
-/// A replica that becomes the master may lack the latest requests. So each client repeats its
-/// acquires and releases of the last 10 s if the new master lacks them, and the semaphore keeps its
-/// size. (A client remembers up to 10,000 requests of a semaphore, and 200,000 requests in all. If
+/// A replica that becomes the master may lack the latest requests. So that the semaphore keeps its
+/// size, each client repeats its acquires and releases of the last 10 s if the new master lacks
+/// them. (A client remembers up to 10,000 requests of a semaphore, and 200,000 requests in all. If
 /// the server has lost the semaphore and a program has made a new one, clients repeat no requests.)
 /// For a moment, more permits may be taken than the semaphore has.
 ///
 /// A failover may lose changes by clients that have ended, by Redisson's clients, by
 /// [`set_permits`](Self::set_permits) and by [`drain_permits`](Self::drain_permits). If the clocks
 /// of the two servers differ by a minute or more, a failover may lose all latest changes. So at
-/// each failover a `WARN` names the semaphores in use: when no permit is taken, compare
-/// [`available_permits`](Self::available_permits) with the size. With
+/// each failover the client logs a `WARN` that names the semaphores in use. At a time when no
+/// permit is taken, compare [`available_permits`](Self::available_permits) with the size. With
 /// [`replica_acks`](crate::ClientBuilder::replica_acks), acquires and [`release`](Permit::release)
 /// wait for replicas; a drop does not wait.
 ///
@@ -95,7 +95,7 @@ pub(crate) use self::site::SemaphoreSite;
 /// The number of free permits is a string under the semaphore's name, without a time to live. Each
 /// change is published on `redisson_sc:{name}`. A string under `redlatch_mark:{name}` distinguishes
 /// the semaphore from a later semaphore of the same name. Keys that begin with
-/// `redlatch_request:{name}:…` remember for five minutes which requests were applied.
+/// `redlatch_request:{name}:…` record for five minutes which requests were applied.
 /// [Operations](crate::guide::operations#access-rights) lists the rights that a user needs.
 #[derive(Clone)]
 pub struct Semaphore {
@@ -120,32 +120,32 @@ impl Semaphore {
     /// # Ok(()) }
     /// ```
     ///
-    /// A client makes the semaphore only **once** while it has a handle or a permit of the name. If
-    /// the semaphore is removed later (by a [`delete`](Self::delete), or because the server lost
+    /// While a client has a handle or a permit of this name, it makes the semaphore only **once**.
+    /// If the semaphore is removed later (by a [`delete`](Self::delete), or because the server lost
     /// its data), this client waits for permits and logs a warning. The client does not make a new
-    /// semaphore, because its permits of the old semaphore are still in use. But another client may
-    /// make a new semaphore, and then more permits are in use than `permits`. To prevent this, call
-    /// `try_set_permits` yourself in place of `with_permits`.
+    /// semaphore, because it may still use permits of the old semaphore. But another client may
+    /// make a new semaphore, and then more than `permits` permits may be in use. To prevent this,
+    /// call `try_set_permits` yourself in place of `with_permits`.
     ///
     /// An existing semaphore is not changed. If more than `permits` of its permits are free, the
     /// client logs this once, at level `WARN`. (The server does not know how many permits are
-    /// taken, so the client cannot see that a semaphore is too small.) If two clients start at the
-    /// same time with different numbers, one of them makes the semaphore. If two handles of one
+    /// taken, so the client cannot detect that a semaphore is too small.) If two clients start at
+    /// the same time with different numbers, one of them makes the semaphore. If two handles of one
     /// client have different numbers, the client uses the number of the first handle that takes
     /// permits, and a `WARN` names the other number.
     ///
     /// # Errors
     ///
     /// This method returns no error. If a call on this handle asks for more than `permits` at once,
-    /// it fails with [`Config`](ErrorKind::Config), because the semaphore never has that number. If
-    /// `permits` is zero, every acquire fails. (To wait for permits that another program adds, take
-    /// a handle without `with_permits`.) The first acquire also checks whether the semaphore
-    /// exists, and may make it. If this fails, the acquire returns the error and takes no permit,
-    /// and the next acquire tries again.
+    /// that call fails with [`Config`](ErrorKind::Config), because the semaphore never has that
+    /// many. If `permits` is zero, every acquire fails. (To wait for permits that another program
+    /// adds, take a handle without `with_permits`.) The first acquire also checks whether the
+    /// semaphore exists, and may make it. If this fails, the acquire returns the error and takes no
+    /// permit, and the next acquire tries again.
     ///
     /// # Blocking
     ///
-    /// This method does not block. The first acquire needs one more round trip, and two more if it
+    /// This method does not block. The first acquire needs one additional round trip, or two if it
     /// makes the semaphore. The time limit of the acquire includes these round trips. Later
     /// acquires need no additional round trip.
     #[must_use]
@@ -173,11 +173,12 @@ impl Semaphore {
         self.request(|scripts, request_id| scripts.try_set_permits(request_id, permits, None))
     }
 
-    /// Makes the semaphore, as [`try_set_permits`](Self::try_set_permits) does, with a
-    /// `time_to_live`, so that a name for one run leaves no key behind. When this time ends, the
-    /// semaphore is removed, and waiters continue to wait, as after a [`delete`](Self::delete). A
-    /// later release of a permit makes a semaphore without a time to live
-    /// ([`release_forgotten_if_exists`](Self::release_forgotten_if_exists) does not).
+    /// Makes the semaphore as [`try_set_permits`](Self::try_set_permits) does, but with a
+    /// `time_to_live`: a semaphore whose name is used only once then leaves no key behind. When
+    /// this time ends, the semaphore is removed, and waiters continue to wait, as after a
+    /// [`delete`](Self::delete). If a permit is released later, the release makes a semaphore
+    /// without a time to live. ([`release_forgotten_if_exists`](Self::release_forgotten_if_exists)
+    /// makes none.)
     ///
     /// # Errors
     ///
@@ -194,8 +195,8 @@ impl Semaphore {
         self.request(|scripts, request_id| scripts.try_set_permits(request_id, permits, ttl))
     }
 
-    /// Sets the semaphore's time to live, counted from now. [`Duration::MAX`] removes it.
-    /// Returns `false` if there is no semaphore.
+    /// Sets the semaphore's time to live, counted from now. [`Duration::MAX`] removes the time to
+    /// live. Returns `false` if there is no semaphore.
     ///
     /// # Errors
     ///

@@ -13,10 +13,10 @@ use crate::error::ErrorKind;
 use crate::observe::{Event, Kind};
 use crate::runtime::Count;
 
-/// One or more taken permits. A drop of this value gives the permits back.
+/// One or more taken permits. Dropping this value gives the permits back.
 ///
-/// A permit belongs to no thread and can be sent to another thread. A drop sends the release and
-/// does not wait for the reply. If the release fails, the client tries again in the background.
+/// A permit belongs to no thread and can be sent to another thread. Dropping it sends the release
+/// and does not wait for the reply. If the release fails, the client tries again in the background.
 /// [`release`](Self::release) waits for the reply, and returns the error.
 ///
 /// Only this guard gives the permits back. Do not also call [`Semaphore::release_forgotten`] for
@@ -77,8 +77,8 @@ impl Permit {
         self.give_back(permits, Giving::AwaitedForGood)
     }
 
-    /// Leaves the permits taken, until a program calls [`Semaphore::release_forgotten`]. For an
-    /// [`Observer`](crate::observe::Observer) and the client's counts, this is a release.
+    /// Leaves the permits taken, until a program calls [`Semaphore::release_forgotten`]. An
+    /// [`Observer`](crate::observe::Observer) and the client's counts treat this call as a release.
     pub fn forget(mut self) {
         let permits = std::mem::take(&mut self.permits);
         if !is_forked() {
@@ -135,7 +135,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        // The client logs an error, and sends the release again.
+        // If the release fails, the client logs the error, and sends the release again.
         let _ = self.give_back(self.permits, Giving::Posted);
     }
 }

@@ -33,15 +33,15 @@ pub(crate) struct SemaphoreSite {
     gate: PermitGate<Infallible>,
 }
 
-/// Permits to give back for which no request is open. A release adds its permits to the debt if too
-/// many releases have no reply yet, or if the server cannot be reached or refuses the release. One
-/// request gives all of these permits back.
+/// Permits that the client must give back, and for which no request is open. A release adds its
+/// permits to the debt if too many releases have no reply yet, or if the server cannot be reached
+/// or refuses the release. One request gives all of these permits back.
 #[derive(Debug, Default)]
 struct Debt {
     permits: u64,
     /// The open request that pays a part of the debt, and the number of permits that it gives back.
     paying: Option<(RequestId, u64)>,
-    /// Whether a cleanup is queued that pays the debt.
+    /// Whether a cleanup that pays the debt is queued.
     has_cleanup: bool,
 }
 
@@ -58,8 +58,8 @@ pub(super) enum Giving {
     AwaitedForGood,
 }
 
-/// The maximum number of releases of a lane that have no reply yet. Above this number, permits that
-/// are dropped are added to the debt, which one request pays. So no drop of a permit waits for the
+/// The maximum number of releases of a lane that have no reply yet. Above this number, dropped
+/// permits are added to the debt, which one request pays. So no drop of a permit waits for the
 /// server, and the memory for releases is bounded in the client and in the server.
 const MOST_POSTED: usize = 500;
 
@@ -90,7 +90,8 @@ impl SemaphoreSite {
         }
     }
 
-    /// Makes the semaphore before the first request for permits, if a handle was given a size.
+    /// If a handle has a size (`with_permits`), makes the semaphore before the first request for
+    /// permits.
     fn settle_size(&self) -> Result<(), RequestFailed> {
         let Self { core, name, .. } = self;
         // The server does not know how many permits are taken.
@@ -108,8 +109,8 @@ impl SemaphoreSite {
         self.requests.open_after(self.route.incarnation(), || self.core.id.next_number())
     }
 
-    /// Notes that the server has applied a request. The request changed the number of free permits
-    /// by `permits`, and its script read `mark`.
+    /// Records that the server has applied a request. `permits`: the change in the number of free
+    /// permits. `mark`: the semaphore's mark, as the request's script read it.
     pub(super) fn applied(&self, request_id: RequestId, permits: i64, mark: Option<Mark>) {
         self.core.watchdog.applied(&self.name, &self.requests, request_id, permits, mark);
     }
@@ -140,7 +141,8 @@ impl SemaphoreSite {
     }
 
     /// Gives back the permits that a request took, because too few replicas acknowledged the
-    /// request (`unacknowledged`). `asked`: the server's incarnation before the request.
+    /// request. `unacknowledged`: the error for this. `asked`: the server's incarnation before the
+    /// request.
     pub(super) fn take_back(
         &self,
         request_id: RequestId,
@@ -160,9 +162,9 @@ impl SemaphoreSite {
         }
         self.requests.close(request_id);
         if in_doubt || self.route.incarnation() != asked {
-            // Either a first copy of this release may have given the permits back, or this is a new
-            // server that never received the request that took them. In both cases a second release
-            // would free too many permits.
+            // Either the first copy of this release may have given the permits back, or a new
+            // server has replied, which never received the request that took the permits. In both
+            // cases another release would free too many permits.
             return unacknowledged.unknown(true).now(FORGOTTEN);
         }
         // This server has forgotten the request that took the permits. A new request gives them
@@ -180,7 +182,8 @@ impl SemaphoreSite {
     ) -> Result<(), Error> {
         match self.gate.pass(counted(permits)).number {
             0 => Ok(()),
-            // Other threads have got some permits, so the caller must not repeat the release.
+            // Other threads have received some of the permits, so the caller must not repeat the
+            // release.
             rest if rest < permits && giving == Giving::Awaited => {
                 self.send_back(rest, Giving::AwaitedForGood)
             }
@@ -223,16 +226,17 @@ impl SemaphoreSite {
         if self.core.is_shut_down() { NO_BACKGROUND } else { IN_THE_BACKGROUND }
     }
 
-    /// Handles a reply that says that the server lacks earlier requests: the release reached a new
-    /// master. The renewer repeats the earlier requests and then sends the release again.
+    /// Checks whether the reply says that the server lacks earlier requests, because the release
+    /// reached a new master. If so, the renewer repeats the earlier requests and then sends the
+    /// release again.
     fn check_behind(&self, request_id: RequestId, outcome: &Outcome) {
         if matches!(outcome, Ok(reply) if Requests::is_behind(reply)) {
             self.requests.must_be_mended(request_id, self.route.incarnation());
         }
     }
 
-    /// Sends a numbered request in the background. `permits`: by how much the request changes the
-    /// number of free permits, as in [`Requests::applied`].
+    /// Sends a numbered request in the background. `permits`: the change in the number of free
+    /// permits, as in [`Requests::applied`].
     fn run(&self, command: Command, request_id: RequestId, permits: i64) {
         let cleanup =
             Cleanup::numbered(&self.name, command, &self.requests, request_id, Some(permits));
@@ -381,7 +385,7 @@ impl Member for SemaphoreSite {
 impl Drop for SemaphoreSite {
     fn drop(&mut self) {
         self.core.members.of::<Self>().forget(&self.name);
-        // In a forked child, a thread of the parent may have left the mutex locked.
+        // In a forked child, a thread of the parent may have left the mutex of `requests` locked.
         if !is_forked() {
             self.requests.rest();
         }
@@ -448,8 +452,8 @@ pub(super) const GIVEN_BACK_HERE: &str =
     "the permits are given back, do not release them again; a later master may not know this";
 const IN_THE_BACKGROUND: &str =
     "the permits are given back in the background: do not release them again";
-/// The text in the error of a [numbered request](Cleanup::numbered), which is repeated while it is
-/// valid.
+/// The text in an error after which the client repeats the release as a [numbered
+/// request](Cleanup::numbered).
 const FOR_FOUR_MINUTES: &str = "the permits are given back in the background, for up to four \
                                 minutes: do not release them again";
 const NO_BACKGROUND: &str =
@@ -547,14 +551,14 @@ mod tests {
     fn settle(site: &SemaphoreSite) {
         let (sender, paid) = mpsc::channel();
         site.core.watchdog.clean_up(Cleanup::owed(&site.name, Arc::new(Pays(sender))));
-        // At the second call of `command`, the replies to all commands that were sent with the
-        // first have been read.
+        // When `command` is called a second time, the replies to all commands of the first packet
+        // have been read.
         for _ in 0..2 {
             paid.recv_timeout(SOON).unwrap();
         }
     }
 
-    /// The wait for replicas may last longer than the server remembers a request.
+    /// The server may forget a request while the client waits for replicas.
     #[test]
     fn permits_that_too_few_replicas_have_are_given_back_though_the_server_has_forgotten_the_request()
      {
