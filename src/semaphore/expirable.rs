@@ -30,8 +30,8 @@ pub(crate) use self::site::ExpirableSite;
 /// This type is compatible with Redisson's `RPermitExpirableSemaphore`.
 /// [`Client::expirable_semaphore`] returns an `ExpirableSemaphore`.
 ///
-/// Unlike the permits of a [`Semaphore`](crate::Semaphore), **a dead holder's permit returns** at
-/// the end of its lease. The watchdog renews the leases of live holders.
+/// Unlike the permits of a [`Semaphore`](crate::Semaphore), **a dead holder's permit is free
+/// again** at the end of its lease. The watchdog renews the leases of live holders.
 ///
 /// All clones, and all handles of the same name, are the same semaphore. A new semaphore has no
 /// permits until a program sets or adds some.
@@ -62,16 +62,18 @@ pub(crate) use self::site::ExpirableSite;
 /// # Leases
 ///
 /// A permit has a lease of [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) (30 s). The
-/// watchdog renews it after each third of this time, for as long as the guard lives. (Redisson's
-/// clients do not renew permits.) [`with_lease`](Self::with_lease) takes a fixed lease, which is
-/// never renewed. No message announces the end of a lease. A waiter knows when the next lease ends,
-/// and asks the server then, or after about 5 s.
+/// watchdog renews the lease after each third of this time, for as long as the guard lives.
+/// (Redisson's clients do not renew permits.) [`with_lease`](Self::with_lease) returns a handle for
+/// permits with a fixed lease, which is never renewed. No message announces the end of a lease. A
+/// waiter knows when the next lease ends, and asks the server at that time, or after about 5 s if
+/// that is sooner.
 ///
-/// Only the server's clock measures the leases, so a client's clock does not change their ends.
+/// redlatch measures leases only by the server's clock, so a wrong clock of a redlatch client does
+/// no harm.
 ///
 /// If a call takes several permits, each permit has its own id and lease, and can be given back
-/// alone. One call takes at most 1,024 permits. For a larger number it returns an error of kind
-/// [`Config`](ErrorKind::Config).
+/// separately. One call takes at most 1,024 permits. For a larger number the call returns an error
+/// of kind [`Config`](ErrorKind::Config).
 ///
 /// # Fairness
 ///
@@ -82,14 +84,14 @@ pub(crate) use self::site::ExpirableSite;
 ///
 /// If a request is sent twice, it takes or gives back its permits only once. If the client cannot
 /// find out the outcome of an acquire, the caller gets an error, and the client gives back in the
-/// background any permits that the server may have granted. If this fails, too, the permits are
-/// free when their leases end.
+/// background any permits that the server may have granted. If the client cannot give them back,
+/// they are free when their leases end.
 ///
 /// # With Redisson
 ///
 /// With Redisson 3.17 to 4.7, each library can give back a permit of the other library by its
-/// [`PermitId`]. Redisson 3.16 can use the same semaphores, but its ids have another format. So
-/// neither library can give back a permit of the other library, or extend the permit's lease.
+/// [`PermitId`]. Redisson 3.16 can use the same semaphores, but its ids have another format: each
+/// library can then give back and extend only its own permits.
 ///
 /// **Redisson's clients decide by their own clocks** which leases have ended. If the clock of a
 /// Redisson client is ahead of the server's clock, the client ends the leases of other clients too
@@ -109,7 +111,7 @@ pub(crate) use self::site::ExpirableSite;
 /// The number of free permits is a string under the semaphore's name. The sorted set
 /// `{name}:timeout` has the id of each taken permit with the end of its lease (ms since 1970).
 /// Neither key has a time to live. Each change is published on `redisson_sc:{name}`. Keys that
-/// begin with `redlatch_request:{name}:…` remember for five minutes how the number of permits was
+/// begin with `redlatch_request:{name}:…` record for five minutes how the number of permits was
 /// changed. [Operations](crate::guide::operations#access-rights) lists the rights that a user
 /// needs.
 #[derive(Clone)]
@@ -126,8 +128,8 @@ permit_verbs!(ExpirableSemaphore, ExpirablePermit, Vec<ExpirablePermit>);
 impl ExpirableSemaphore {
     /// Returns a handle that makes the semaphore with `permits` at its first request for permits,
     /// if the semaphore does not exist. [`Semaphore::with_permits`](crate::Semaphore::with_permits)
-    /// says more, and lists the errors. The server knows the size of an expirable semaphore. If the
-    /// size is not `permits`, the client logs this once.
+    /// explains the details, and lists the errors. The server knows the size of an expirable
+    /// semaphore. If the size is not `permits`, the client logs this once.
     #[must_use]
     pub fn with_permits(&self, permits: u32) -> Self {
         Self { size: Some(permits), ..self.clone() }
@@ -174,9 +176,10 @@ impl ExpirableSemaphore {
         self.site.once(|scripts, request_id| scripts.try_set_permits(request_id, permits, None))
     }
 
-    /// Makes the semaphore, as [`try_set_permits`](Self::try_set_permits) does, with a
-    /// `time_to_live`, so that a name for one run leaves no key behind. When this time ends, the
-    /// semaphore and all its permits are removed, as after a [`delete`](Self::delete).
+    /// Makes the semaphore as [`try_set_permits`](Self::try_set_permits) does, but with a
+    /// `time_to_live`: a semaphore whose name is used only once then leaves no key behind. When
+    /// this time ends, the semaphore and all its permits are removed, as after a
+    /// [`delete`](Self::delete).
     ///
     /// # Errors
     ///
@@ -296,8 +299,8 @@ impl ExpirableSemaphore {
         self.counts().map(|counts| counts.free)
     }
 
-    /// Returns how many permits are taken by all processes, without permits whose leases have
-    /// ended.
+    /// Returns how many permits all processes have taken. A permit whose lease has ended does not
+    /// count.
     ///
     /// # Errors
     ///
@@ -332,9 +335,9 @@ impl ExpirableSemaphore {
     /// - [`NotHeld`](ErrorKind::NotHeld) if there is no such permit: it has already been given
     ///   back, or its lease has ended. Nothing is changed.
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses or does not answer. The
-    ///   message says whether the client repeats the release in the background. The same error is
-    ///   returned if the connection broke, the request was sent once more, and the permit no longer
-    ///   exists: probably the first request gave it back.
+    ///   message says whether the client repeats the release in the background. Server trouble is
+    ///   also returned if the connection broke, the request was sent again, and the permit no
+    ///   longer exists: probably the first request gave it back.
     /// - The other errors of [`available_permits`](Self::available_permits).
     ///
     /// # Blocking
@@ -385,8 +388,8 @@ impl ExpirableSemaphore {
         Err(self.no_such_permit())
     }
 
-    /// Gives a permit a new lease, which begins now. If the new lease ends earlier, redlatch's
-    /// waiters are notified, but not Redisson's waiters.
+    /// Gives a permit a new lease, which begins now. If the new lease ends earlier than the old
+    /// lease, the server notifies redlatch's waiters, but not Redisson's.
     ///
     /// Use this for a permit of which you have only the id. If a guard of this client has the
     /// permit, the call can only extend the lease. Do not shorten the lease of a permit that a
@@ -527,7 +530,8 @@ impl ExpirableSemaphore {
                 .filter_map(|permit_lease| ExpirablePermit::of(self, permit_lease));
             let guards: Vec<_> = guards.collect();
             // A shutdown of the client gives back only the permits that it finds. If the shutdown
-            // did not find these, this check fails, and the drop of `guards` gives them back.
+            // did not find these permits, this check fails, and the drop of `guards` gives them
+            // back.
             self.session.core().check(&self.site.name)?;
             if guards.len() == permits as usize {
                 return Ok(Some(guards));
