@@ -1,26 +1,27 @@
 //! The cyclic barrier.
 //!
 //! ```text
-//! arrive: a numbered request; the last party trips the barrier, or runs its action and then trips it
-//! others: listen, ask, sleep; a message says how the generation ended. Until then a party asks
-//!         often, which renews its lease, and when the first lease of another party ends
-//! leave:  a party whose wait is over, cancelled or failed breaks the barrier, if need be in the
-//!         background; if the barrier has tripped before, the party has passed
+//! arrive: a party sends a numbered request. The last party runs its action and trips the barrier
+//! wait:   the other parties listen, ask and sleep. A message says how the generation ended. Until
+//!         then each party asks again to renew its lease, and when another party's lease ends
+//! leave:  if a party's wait times out, is cancelled or fails, the party breaks the barrier, if
+//!         necessary in the background. If the barrier has already tripped, the party has passed
 //! ```
 //!
 //! - Only the server decides how a generation ends, and it decides once
 //!   (`lua/barrier/generations.lua`), so all parties of the generation get the same outcome. A
 //!   party trusts a message without asking the server: the channel belongs to one database, and no
-//!   two barriers of a name have the same generations.
+//!   two barriers of one name use the same generation numbers.
 //! - A party's lease is renewed only while its thread waits or runs the action. When a lease has
-//!   ended, the next process that asks the server breaks the barrier.
+//!   ended, the next request of any process breaks the barrier.
 //! - A party listens before it asks, so it cannot miss the end of its generation.
 //! - An arrival is a numbered request: in an outage it is sent again, and the server applies it
 //!   once.
-//! - To give up an arrival, a party sends a request with the same number. From then on the server
-//!   refuses copies of the arrival, and the generation of the arrival is broken. The client repeats
-//!   this request in the background, and before each further numbered request of its own. If the
-//!   request came after a reset, it would break the new generation.
+//! - To take its arrival back, a party sends a second request with the arrival's number. This
+//!   request breaks the arrival's generation, and from then on the server refuses copies of the
+//!   arrival. If the server does not reply, the client repeats this request in the background, and
+//!   before each further numbered request for the barrier. Otherwise a copy of this request could
+//!   come after a reset and break the new generation.
 //! - A party never arrives in a generation that is earlier than the latest generation that its
 //!   process has seen.
 
@@ -54,11 +55,11 @@ use crate::waiting::{
     outlast, slow_poll_or,
 };
 
-/// A barrier at which a fixed number of threads, in all processes together, wait for each other
-/// again and again. A `CyclicBarrier` is like that of java.util.concurrent; Redisson has no
-/// barrier. [`Client::cyclic_barrier`] returns a `CyclicBarrier`.
+/// A barrier at which a fixed number of threads wait for each other, again and again. The threads
+/// may be in different processes. This type is like `CyclicBarrier` of java.util.concurrent;
+/// Redisson has no barrier. [`Client::cyclic_barrier`] returns a `CyclicBarrier`.
 ///
-/// A clone is the same barrier, and so is every handle of the same name.
+/// All clones, and all handles of the same name, are the same barrier.
 ///
 /// ```no_run
 /// # fn compute(_: u32) {}
@@ -76,22 +77,23 @@ use crate::waiting::{
 ///
 /// # Broken
 ///
-/// All parties of a generation pass the barrier, or no party passes it. The barrier breaks if a
-/// party's wait reaches its limit or is cancelled, if a waiting party dies, if the action panics,
-/// or if the barrier is [reset](Self::reset) or deleted. When the barrier breaks, every waiting
-/// party gets an error of kind [`Broken`](ErrorKind::Broken). Until a reset, every party that
-/// arrives later gets an error of this kind, too.
+/// A *party* is a thread that arrives at the barrier, and a *generation* is one use of the barrier
+/// by all parties. Either all parties of a generation pass the barrier, or no party passes it. The
+/// barrier breaks if a party's wait times out or is cancelled, if a waiting party dies, if the
+/// action panics, or if the barrier is [reset](Self::reset) or deleted. When the barrier breaks,
+/// every waiting party gets an error of kind [`Broken`](ErrorKind::Broken). Until a reset, every
+/// party that arrives later gets an error of this kind, too.
 ///
-/// If the server does not know how the party's generation ended, the error has an [unknown
+/// If the server does not know how a party's generation ended, the party's error has an [unknown
 /// outcome](Error::outcome_unknown), because the other parties may have passed. The server does not
 /// know the outcome if a failover has lost it, or if 256 generations broke before the party asked.
 ///
 /// A waiting party has a lease ([`with_watchdog`](Self::with_watchdog), or
 /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout)), which its client renews. If the
-/// party is killed, the barrier breaks when its lease ends. If a party dies before it arrives, the
-/// other parties continue to wait, so limit the waits. If a failover loses an arrival, the barrier
-/// breaks. If a failover loses the end of a generation, the barrier breaks when the leases of its
-/// parties end.
+/// party is killed, the barrier breaks when the party's lease ends. If a party dies before it
+/// arrives, the other parties continue to wait, so give each wait a time limit. If a failover loses
+/// an arrival, the barrier breaks. If a failover loses the end of a generation, the barrier breaks
+/// when the leases of that generation's parties end.
 ///
 /// # In Redis
 ///
@@ -109,8 +111,8 @@ pub struct CyclicBarrier {
     action: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
-// The compiler does not derive these traits because of the action. If the action panics, the
-// barrier breaks for all parties, so no party continues as if the action had run.
+// The compiler does not derive these traits, because `action` may not implement them. A panic of
+// the action breaks the barrier for all parties, so no party continues as if the action had run.
 impl UnwindSafe for CyclicBarrier {}
 impl RefUnwindSafe for CyclicBarrier {}
 
@@ -145,13 +147,13 @@ impl CyclicBarrier {
     ///
     /// - [`Broken`](ErrorKind::Broken) if the barrier is broken, or breaks during the wait.
     /// - [Server trouble](ErrorKind#server-trouble) if the server refuses the request, or does not
-    ///   answer for [`failover_timeout`](crate::ClientBuilder::failover_timeout). The party then
+    ///   answer for [`failover_timeout`](crate::ClientBuilder::failover_timeout). The call then
     ///   sends a request that breaks the barrier. If the server does not answer this request, the
-    ///   client repeats it in the background for up to four minutes. (If the party is known to have
-    ///   arrived, the client repeats the break for the length of the party's lease, after which the
-    ///   barrier breaks by itself.) If the server refuses this request, for example because the
-    ///   user lacks a right, a party that has not arrived cannot break the barrier, and the message
-    ///   says so.
+    ///   client repeats it in the background for up to four minutes. (If the server has confirmed
+    ///   the arrival, the client repeats the request only until the party's lease ends, because the
+    ///   barrier then breaks by itself.) If the server refuses this request, for example because
+    ///   the Redis user lacks a right, and the party has not arrived, the barrier does not break,
+    ///   and the message says so.
     /// - [`Config`](ErrorKind::Config) if no number of parties is set.
     /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], which also ends waits.
     /// - The other errors of [`parties`](Self::parties).
@@ -161,14 +163,14 @@ impl CyclicBarrier {
     /// # Blocking
     ///
     /// Blocks until all parties have arrived, or an error ends the wait. The last party needs one
-    /// round trip, and another after an action. A message then wakes the other parties.
+    /// round trip, or two if it has an action. A message then wakes the other parties.
     pub fn wait(&self) -> Result<u32, Error> {
         self.pass(Wait::FOREVER)?.ok_or_else(|| Error::shut_down(&self.site.name))
     }
 
-    /// Arrives, and blocks until all parties have arrived. After `wait`, breaks the barrier and
-    /// returns [`TimedOut`](Waited::TimedOut). If the action of the previous generation is still
-    /// running then, the next generation is broken when it begins.
+    /// Arrives, and blocks until all parties have arrived. If `wait` ends first, breaks the barrier
+    /// and returns [`TimedOut`](Waited::TimedOut). If the last party of an earlier generation is
+    /// still running its action at that time, the generation after it is broken when it begins.
     ///
     /// # Errors
     ///
@@ -180,7 +182,7 @@ impl CyclicBarrier {
     /// # Blocking
     ///
     /// Blocks for at most `wait`, and for up to 50 ms more (or three round trips to a distant
-    /// server) to break the barrier. The first request may also take 50 ms.
+    /// server) to break the barrier. The first request may take 50 ms even if `wait` is shorter.
     pub fn wait_for(&self, wait: Duration) -> Result<Waited<u32>, Error> {
         self.pass(wait.into()).map(Waited::of)
     }
@@ -190,16 +192,16 @@ impl CyclicBarrier {
     ///
     /// # Errors
     ///
-    /// [`Cancelled`](ErrorKind::Cancelled): the barrier breaks, as after [server
-    /// trouble](ErrorKind#server-trouble). If the party may have arrived and the server does not
-    /// confirm that the barrier is broken, the error has an [unknown
+    /// [`Cancelled`](ErrorKind::Cancelled) if `token` was cancelled: the call breaks the barrier,
+    /// as after [server trouble](ErrorKind#server-trouble). If the party may have arrived and the
+    /// server does not confirm that the barrier is broken, the error has an [unknown
     /// outcome](Error::outcome_unknown): the other parties may pass. The other errors are those of
     /// [`wait`](Self::wait).
     ///
     /// # Blocking
     ///
-    /// Blocks until all parties have arrived, or an error or the cancel ends the wait. After a
-    /// cancel, the call blocks for up to 50 ms more to break the barrier, as in
+    /// Blocks until all parties have arrived, or an error or the cancellation ends the wait. After
+    /// a cancellation, the call blocks for up to 50 ms more to break the barrier, as in
     /// [`wait_for`](Self::wait_for).
     pub fn wait_cancellable(&self, token: &CancelToken) -> Result<u32, Error> {
         self.pass(token.into())?.ok_or_else(|| Error::shut_down(&self.site.name))
@@ -366,7 +368,8 @@ impl CyclicBarrier {
         };
         if let Err(error) = self.check(&wait) {
             if error.kind() == ErrorKind::Cancelled {
-                // The result is not needed: see `Party::leave`.
+                // If this request fails, the client repeats it in the background, so the result is
+                // not needed.
                 let _left = new().leave(&wait);
             }
             return Err(error);
@@ -378,8 +381,8 @@ impl CyclicBarrier {
             let claim = Claim { thread: &thread, need: (), wait };
             let outcome = acquire(&party, (&self.site.core, &self.site.name), &claim);
             let place = match (outcome, party.place.get()) {
-                // The generation was complete when the thread came, and has ended now. The thread
-                // arrives in the next generation.
+                // The generation was complete when the thread came, so the thread has waited for
+                // its end. Now the thread arrives in the next generation.
                 (Ok(Some(())), Some(BarrierPosition { index: None, .. })) => {
                     has_waited = true;
                     continue;
@@ -395,8 +398,8 @@ impl CyclicBarrier {
                 (Err(error), None) if error.kind() == ErrorKind::Config => {
                     return Err(if has_waited { self.site.broken() } else { error });
                 }
-                // The end of the wait has ended the arrival's request, so the server is not asked
-                // again.
+                // The wait ended during the arrival's request, so there is no time for another
+                // request.
                 (Err(error), _) if party.arrival.get().is_some_and(|it| it.cut_short) => {
                     return Err(party.give_up_later(error, false));
                 }
@@ -406,11 +409,10 @@ impl CyclicBarrier {
                         let may_pass = left.is_err_and(|it| it.outcome_unknown());
                         return Err(error.unknown(may_pass));
                     }
-                    // `None` would claim that no other party passes. The error of the wait would
-                    // hide that the other parties may pass. This call returns the error of `leave`
-                    // instead.
+                    // `leave` failed, so the other parties may pass. `None` and the error of the
+                    // wait would both hide this, so the call returns the error of `leave`.
                     (Err(error), _) => return Err(error),
-                    // The end of the wait has cut a request.
+                    // The wait ended during a request.
                     _ if wait.is_over() => return Ok(None),
                     (_, Err(error)) => {
                         return Err(error.unknown(false).now("the barrier is broken"));
@@ -424,7 +426,7 @@ impl CyclicBarrier {
     }
 }
 
-/// Whether the caller must get this error in any state of the barrier.
+/// Whether this error has precedence over an error of `Party::leave`.
 fn is_last_word(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::ShutDown)
 }
@@ -439,7 +441,7 @@ impl fmt::Debug for CyclicBarrier {
 struct Party<'a> {
     barrier: &'a CyclicBarrier,
     owner: Owner,
-    /// The party's position, after the party has arrived.
+    /// The party's position, once the party has arrived.
     place: Cell<Option<BarrierPosition>>,
     /// The request for the arrival, while its outcome is unknown.
     arrival: Cell<Option<Arrival>>,
@@ -452,7 +454,7 @@ struct Arrival {
     id: RequestId,
     /// Whether the server may have received the request.
     is_sent: bool,
-    /// Whether the end of the wait has cut the request.
+    /// Whether the wait ended during the request.
     cut_short: bool,
 }
 
@@ -464,7 +466,7 @@ impl Party<'_> {
         self.renew(place);
         let ran = catch_unwind(AssertUnwindSafe(|| action()));
         let may_have_tripped = Cell::new(false);
-        // If the action has forked, the child is no party.
+        // If the action has forked, the child process is not a party.
         Error::if_forked(&site.name)?;
         let finished = {
             let _limited = wait.limits_last(&site.core);
@@ -508,10 +510,10 @@ impl Party<'_> {
         site.core.watchdog.clean_up(Cleanup::left_over(&site.name, command, *lease));
     }
 
-    /// Leaves early, and breaks the party's generation unless the generation has ended. If the
-    /// party has not arrived, breaks the generation in which the party would arrive now. Returns
-    /// the party's position if the party has passed the barrier. The call has little time left. If
-    /// the server does not answer in this time, the client breaks the barrier in the background.
+    /// Leaves early, and breaks the party's generation if it has not ended. If the party has not
+    /// arrived, breaks the generation in which the party would arrive now. Returns the party's
+    /// position if the party has passed the barrier. The request has a short time limit. If the
+    /// server does not answer in time, the client breaks the barrier in the background.
     fn leave(&self, wait: &Wait<'_>) -> Result<Option<BarrierPosition>, Error> {
         let site = self.site();
         let _limited = wait.limits_last(&site.core);
@@ -528,7 +530,7 @@ impl Party<'_> {
             }
             let state = "it waits no more, and it is not known whether the others pass; if not, the \
                          barrier breaks when the lease of this party ends, at the latest";
-            // The party has arrived, so the outcome is unknown even if the request was not sent.
+            // The party has arrived, so the outcome is unknown even if this request was not sent.
             error.now(state).unknown(true)
         })?;
         Ok((went == Generation::Tripped).then_some(place))
@@ -554,7 +556,8 @@ impl Party<'_> {
         Err(error.now("the barrier could not be broken").unknown(is_sent))
     }
 
-    /// Does the same as [`give_up`](Self::give_up), but in the background, after this error.
+    /// Gives up as [`give_up`](Self::give_up) does, but in the background. Returns `error` with the
+    /// state of the party.
     fn give_up_later(&self, error: Error, may_come: bool) -> Error {
         let leaving = LeavingParty { may_come, ..self.leaving() };
         // The request now belongs to the site.
@@ -612,7 +615,7 @@ impl Drop for Party<'_> {
     }
 }
 
-/// Each party is a leader, because it waits for no other thread of its process.
+/// Each party is a leader: it sends its own requests, and waits for no other thread of its process.
 impl Synchronizer for Party<'_> {
     type Site = BarrierSite;
     const ASKS_AT_ENTRY: bool = true;
@@ -635,7 +638,7 @@ impl Synchronizer for Party<'_> {
         });
         let place = arrived.map_err(|trouble| {
             let is_unknown = matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_));
-            // All later requests are copies with the same number.
+            // All later requests for this arrival are copies with the same number.
             let is_sent = is_sent || is_unknown;
             self.arrival.set(Some(Arrival { id, is_sent, cut_short: was_cut() }));
             trouble.into_error().of(&site.name).unknown(is_sent)
@@ -658,7 +661,8 @@ impl Synchronizer for Party<'_> {
         None
     }
 
-    /// Reads the last message. If the message is about another generation, asks the server.
+    /// Reads the channel's last message. If this message is not about the party's generation, asks
+    /// the server.
     fn ask(&self, lead: &mut Lead<()>, _: &Claim<'_, ()>) -> Result<Try<()>, Error> {
         let (site, lease) = (self.site(), self.barrier.lease);
         let place = self.place.get().ok_or_else(|| site.broken())?;
@@ -683,7 +687,7 @@ impl Synchronizer for Party<'_> {
         };
         match went {
             Generation::Present => Ok(Try::Busy(slow_poll_or(left).min(lease / PERIODS))),
-            // If the thread has not arrived yet, it gets no error here: next it tries to arrive.
+            // A thread that has not arrived gets no error here, because it tries to arrive next.
             Generation::Broken if place.index.is_some() => Err(site.broken()),
             Generation::Forgotten if place.index.is_some() => Err(forgotten().of(&site.name)),
             _ => Ok(Try::Granted(())),
@@ -722,7 +726,8 @@ pub(crate) struct BarrierSite {
     keys: BarrierKeys,
     channel: Arc<str>,
     requests: Arc<Requests>,
-    /// The latest generation that this process knows. The present generation is not earlier.
+    /// The latest generation that this process knows. A party never arrives in an earlier
+    /// generation.
     met: AtomicI64,
     left: Mutex<Left>,
     /// Always empty, because no party waits for another thread of its process.
@@ -768,11 +773,13 @@ impl BarrierSite {
         self.scripts().arrive(id, (&party, lease), Comes::Leaves, least, is_sent)
     }
 
-    /// Takes an arrival back in the background, until the server has answered or it is too late.
+    /// Takes an arrival back in the background. The client repeats the request until the server
+    /// answers, or until it is too late.
     fn leave_later(self: &Arc<Self>, leaving: LeavingParty) {
         let mut left = self.left.lock();
-        // If several parties have left and have sent no request, one of them is enough to break the
-        // barrier. The party that left last is kept, because it has the latest deadline.
+        // If several parties have left before any of their requests was sent, one of them is enough
+        // to break the barrier. The party that left last is kept, because it has the latest
+        // deadline.
         let is_stale = |it: &LeavingParty| !leaving.is_sent && !it.is_sent && !it.may_come;
         let stale = left.parties.iter().position(is_stale).and_then(|at| left.parties.remove(at));
         left.parties.push_back(leaving);
@@ -784,14 +791,15 @@ impl BarrierSite {
         }
     }
 
-    /// Gives up the arrivals of parties that have left. This comes before each further request: if
-    /// a reset came first, a request that gives up an arrival would break the new generation.
+    /// Takes back the arrivals of parties that have left. The caller must do this before each
+    /// further request. If a reset came first, a request that takes an arrival back would break the
+    /// new generation.
     fn settle(&self) -> Result<(), Trouble> {
         loop {
             let Some(leaving) = self.left.lock().first_to_send() else { return Ok(()) };
-            // A party whose arrival was not sent would get a new deadline below, so its old
-            // deadline is checked here. (After the deadline the server refuses an arrival that was
-            // sent.)
+            // If the arrival was not sent, `send` may extend the time in which the server accepts
+            // the request, so the party's deadline is checked here. (If the arrival was sent, this
+            // time stays the same, and the server refuses a late request.)
             if !leaving.is_sent && clock::now() >= leaving.until {
                 self.has_left(leaving.id);
                 continue;
@@ -819,9 +827,9 @@ impl BarrierSite {
         self.left.lock().parties.iter().any(|it| it.id == id)
     }
 
-    /// Gives a new number to a leaving party whose request came too late, because the client did
-    /// not know the server's clock. The server has applied no request with the old number, and
-    /// never will. Returns `false` if the party has no time left.
+    /// Extends the validity of a leaving party's request that came too late because the client did
+    /// not know the server's clock. The server has applied no copy with the old validity, and never
+    /// will. Returns `false` if the party has no time left.
     fn is_prolonged(&self, id: RequestId) -> bool {
         let now = clock::now();
         let is_prolonged = |it: &LeavingParty| it.id == id && !it.is_sent && now < it.until;
@@ -838,7 +846,7 @@ impl BarrierSite {
     }
 }
 
-/// The parties that have left without an answer of the server so far.
+/// The parties that have left, and whose requests the server has not answered.
 #[derive(Debug, Default)]
 struct Left {
     parties: VecDeque<LeavingParty>,
@@ -864,8 +872,9 @@ struct LeavingParty {
     lease: Duration,
     /// Whether the request for the arrival was sent.
     is_sent: bool,
-    /// Whether the server may still get a request of this party to leave, which would break the
-    /// generation of that moment. So no reset may come before an answer to a copy of the request.
+    /// Whether this party's request to leave may still reach the server. The request would break
+    /// the generation that is present when it arrives. So no reset may be sent before the server
+    /// has answered a copy of the request.
     may_come: bool,
     /// The time on [`clock`] until which the party may break the barrier.
     until: u64,
@@ -876,7 +885,8 @@ impl Debtor for BarrierSite {
     fn command(&self) -> Option<Command> {
         let mut left = self.left.lock();
         let first = left.first_to_send();
-        // One mutex guards both fields. A party that leaves later therefore queues a new cleanup.
+        // One mutex guards `parties` and `has_cleanup`, so a party that leaves later queues a new
+        // cleanup.
         left.has_cleanup = first.is_some();
         left.sending = first.map(|it| it.id);
         drop(left);
@@ -898,7 +908,8 @@ impl Debtor for BarrierSite {
         if !is_done || is_late && self.is_prolonged(id) {
             return;
         }
-        // If another thread has got an answer, its next request may have made this one late.
+        // If another thread has received an answer, its next request may have made this request
+        // late.
         let is_late = is_late && self.is_leaving(id);
         self.has_left(id);
         if is_late {

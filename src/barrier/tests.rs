@@ -24,8 +24,8 @@ fn leave(barrier: &CyclicBarrier) -> RequestId {
     id
 }
 
-/// Makes the next request use another sequence. In the same sequence, the server would refuse the
-/// earlier requests because of the next request.
+/// Makes the next request use another sequence. After a request in the same sequence, the server
+/// would refuse the late requests of the test.
 fn occupy(site: &BarrierSite) {
     let _open = site.requests.open(|| site.core.id.next_number());
 }
@@ -52,14 +52,14 @@ fn a_request_under_way_when_more_parties_leave_breaks_no_later_generation() {
         }
         late.push(barrier.site.command().unwrap());
     }
-    // An outage may be long, so not all of these parties are kept.
+    // An outage may be long, so the client does not keep all of these parties.
     assert!(barrier.site.left.lock().parties.len() <= 2);
     assert!(barrier.reset().unwrap());
     come_late(&barrier, &late);
 }
 
-/// The server refuses the renewer's request because of its time. Meanwhile a thread has read the
-/// server's clock, and has sent the request with a better time.
+/// The server refuses the renewer's request as too late. Meanwhile a thread has read the server's
+/// clock, and has sent the same request with a later validity.
 #[test]
 fn a_request_with_a_better_time_breaks_no_later_generation() {
     let server = Server::start().unwrap();
