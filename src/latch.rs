@@ -22,11 +22,11 @@ use crate::waiting::{
     acquire, slow_poll_or,
 };
 
-/// A count in Redis: threads wait until other threads, in any process, have counted it down to
-/// zero. A `CountDownLatch` is like that of java.util.concurrent, and compatible with Redisson's
+/// A count in Redis. Threads wait until threads of any process have counted it down to zero. This
+/// type is like `CountDownLatch` of java.util.concurrent, and compatible with Redisson's
 /// `RCountDownLatch`. [`Client::count_down_latch`] returns a `CountDownLatch`.
 ///
-/// A clone is the same latch, and so is every handle of the same name. A latch without a count is
+/// All clones, and all handles of the same name, are the same latch. A latch without a count is
 /// open. After the count has become zero, a program may set a new count.
 ///
 /// ```no_run
@@ -231,7 +231,7 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// The errors of [`count`](Self::count). [`ShutDown`](ErrorKind::ShutDown) also if
+    /// The errors of [`count`](Self::count). [`ShutDown`](ErrorKind::ShutDown) if
     /// [`Client::shutdown`] ends the wait. [`Expired`](ErrorKind::Expired) if the latch's [time to
     /// live](Self::try_set_count_for) has ended and this process did not receive the message of the
     /// last count-down.
@@ -256,9 +256,9 @@ impl CountDownLatch {
     ///
     /// Blocks for at most `wait`. (If `wait` is very short, the call may still take 50 ms, or three
     /// round trips to a distant server.) If `wait` ends during a request, the call returns
-    /// `TimedOut` if the server has answered an earlier request of this call, or any request over
-    /// the same connection within the last second. Without such an answer, the call returns an
-    /// error.
+    /// `TimedOut` only if the server was answering: it has answered an earlier request of this
+    /// call, or any request over the same connection within the last second. Otherwise the call
+    /// returns an error.
     pub fn wait_for(&self, wait: Duration) -> Result<Waited, Error> {
         self.await_open(Wait::at_most(wait))
     }
@@ -398,14 +398,15 @@ impl Synchronizer for CountDownLatch {
     ) -> Result<Try<()>, Error> {
         let (site, core) = (&self.site, &self.site.core);
         let Lead { listening, request_state } = lead;
-        // A thread that arrives later may wait for another count, because a program may set a new
-        // count.
+        // A thread that arrives later may wait for a newer count, so the request below says nothing
+        // about it.
         request_state.arrivals = site.arrivals();
         let (asked_at, heard) = (clock::now(), listening.public.version());
         let looked = site.scripts().look();
         let may_have_ended = request_state.ends.is_some_and(|it| it <= clock::now());
-        // Whether the last count-down opened the latch. The end of the time to live sends no
-        // message. If a message has come since the latch had a count, the last message decides.
+        // Whether the last count-down opened the latch, and not the end of the time to live, which
+        // sends no message. If a message has arrived since the last query that found a count, the
+        // last message decides.
         let was_opened = || {
             let has_news = heard != request_state.heard || listening.public.has_news();
             has_news && listening.public.message() == OPENED
@@ -434,7 +435,7 @@ impl Synchronizer for CountDownLatch {
                 Ok(Try::Busy(slow_poll_or(left)))
             }
             Err(trouble) => {
-                // A query changes nothing, with or without a reply.
+                // A query changes nothing, so its outcome is never unknown.
                 let error = trouble.into_error().unknown(false).of(&site.name);
                 let error = error.now("waiting has ended");
                 site.fail_before(request_state.arrivals, &error);
@@ -520,9 +521,9 @@ impl QueueSite for LatchSite {
     }
 
     fn transfer_leadership(&self, lead: Option<Lead<LatchRequestState>>) {
-        // The next leader may wait for another count, so it asks at once. The next leader gets the
-        // request state of this leader. Without this state, the next leader would take the end of
-        // the latch's time to live for the last count-down.
+        // The next leader may wait for a newer count, so it asks at once. It gets the request state
+        // of this leader. Without this state, it would mistake the end of the latch's time to live
+        // for the last count-down.
         self.promote(lead.map(|lead| Lead::new(lead.request_state)));
     }
 }
