@@ -1,5 +1,5 @@
-//! The thread that runs users' callbacks and writes log lines. The thread runs only while there is
-//! work.
+//! The thread that runs users' callbacks and writes log lines. The thread exists only while there
+//! is work.
 
 #![expect(clippy::disallowed_macros, reason = "this is the thread for them")]
 
@@ -16,8 +16,8 @@ use redlatch_client::sync::{Condvar, Mutex, MutexGuard, clock, own_thread};
 const TARGET: &str = "redlatch";
 /// The maximum number of log lines in the queue. Further lines are dropped and counted.
 const MOST_LINES: usize = 1_000;
-/// Losses for the same reason share a log line. The line is written this long after the last loss,
-/// and at most [`GATHERED_AT_MOST`] after the first loss. The two times are in nanoseconds.
+/// Losses for the same reason share a log line. The line is written this time after the last loss,
+/// but at most [`GATHERED_AT_MOST`] after the first loss. The two times are in nanoseconds.
 const GATHERED: u64 = 300_000_000;
 const GATHERED_AT_MOST: u64 = 2_000_000_000;
 /// The maximum number of names in a log line about losses.
@@ -90,8 +90,8 @@ impl Callbacks {
         Arc::clone(&self.client)
     }
 
-    /// Marks the client's end. The end of the client waits for a callbacks' thread that runs now,
-    /// but for no thread that starts later.
+    /// Records that the client ends. The client's end waits for a callbacks' thread that runs now,
+    /// but not for a thread that starts later.
     pub(super) fn close(&self) {
         self.state.lock().alive = None;
         self.changed.notify_one();

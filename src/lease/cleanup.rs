@@ -31,7 +31,7 @@ pub(crate) struct Cleanup {
     /// the name's slot.
     server: Option<usize>,
     what: What,
-    /// The time at which the cleanup ends, whatever its outcome.
+    /// The time at which the cleanup ends even without an answer.
     until: u64,
     due: u64,
     /// The time at which the command was last sent.
@@ -48,11 +48,11 @@ pub(crate) struct Cleanup {
 type Next = (Command, bool);
 
 enum What {
-    /// Ends at `until`, or when an answer at `enough` or later [settles](is_settled) the undo. An
-    /// earlier answer does not end it: a server that stalls may run this command before the acquire
-    /// that it undoes, which is still on an old connection. After an answer, the command is not
-    /// repeated before `from`. From `from` on, `next` may return another command, while the answer
-    /// to the earlier command is still missing.
+    /// Undoes an earlier request. Ends at `until`, or when an answer at `enough` or later
+    /// [settles](is_settled) the undo. An answer before `enough` does not end the undo: the undone
+    /// request may still be on an old connection, and a stalled server may run it after the undo.
+    /// After an answer, the command is not repeated before `from`. From `from` on, `next` may
+    /// return another command, even if the earlier command has no answer yet.
     Undo { next: Box<dyn Fn() -> Next + Send>, from: u64, enough: u64 },
     /// Ends at `until`, or when an answer [settles](is_settled) the command.
     Tell(Command),
@@ -64,7 +64,7 @@ enum What {
     KeepAlive(Weak<dyn KeepAlive>),
 }
 
-/// Owes the server changes of a number, and computes their sum when a command can be sent.
+/// Owes changes to the server, and computes the next command only when a command can be sent.
 pub(crate) trait Debtor: Send + Sync {
     /// Returns the command to send, or `None` if no debt is left. After `Some`, the caller must
     /// call [`paid`](Self::paid) before it calls this method again.
@@ -88,22 +88,22 @@ pub(crate) trait KeepAlive: Send + Sync {
 impl Cleanup {
     /// Releases a hold that no thread has but that the server may still have. The server may still
     /// have the hold if the release got no answer, or if a renewal extended the lease after the
-    /// hold was lost. The release is repeated for as long as `lease`. An answer ends the cleanup
-    /// only after 10 minutes.
+    /// hold was lost. The release is repeated for the length of `lease`. After 10 minutes, an
+    /// answer also ends the cleanup.
     pub(crate) fn released(name: &Name, release: Command, lease: Duration) -> Self {
         Self::undo(name, release, lease, lease.min(LATEST))
     }
 
     /// Releases a hold that a new master may still have, because the release may have gone to the
-    /// old master. The release is repeated until an answer, or for as long as `lease`.
+    /// old master. The release is repeated until an answer, for at most the length of `lease`.
     pub(crate) fn left_over(name: &Name, release: Command, lease: Duration) -> Self {
         Self::new(name, What::Tell(release), lease)
     }
 
     /// Shortens a hold that is kept until `ends`, and then releases it. `next` returns the command
     /// for the present time, and whether the command is the release. The release is repeated as for
-    /// [`released`](Self::released). If a copy of the request for the hold may come late, the
-    /// release is repeated for at least 10 minutes.
+    /// [`released`](Self::released). `in_doubt`: a copy of the request for the hold may come late.
+    /// In that case the release is repeated for at least 10 minutes.
     pub(crate) fn kept(
         name: &Name,
         next: impl Fn() -> Next + Send + 'static,
@@ -118,23 +118,25 @@ impl Cleanup {
         Self { until, ..Self::new(name, undo, Duration::ZERO) }
     }
 
-    /// Undoes a request for which no caller waits, and whose outcome is unknown or of which a copy
-    /// may come late. `lease` is the lease of the hold that the request may take, and the undo is
-    /// repeated as for [`released`](Self::released). (If the request has added an entry to a lock's
-    /// queue, the client gives back the lock when the entry is granted it.)
+    /// Undoes a request for which no caller waits. The outcome of the request is unknown, or a copy
+    /// of the request may come late. `lease`: the lease of the hold that the request may take. The
+    /// undo is repeated as for [`released`](Self::released). (The request may also add an entry to
+    /// a lock's queue. If the server grants the lock to this entry, the client gives the lock
+    /// back.)
     pub(crate) fn requested(name: &Name, give_up: Command, lease: Duration) -> Self {
         Self::released(name, give_up, lease)
     }
 
-    /// Undoes a request as [`requested`](Self::requested) does, if the request's queue entry may
-    /// have no lease and would block others. The undo is repeated for at least 10 minutes.
+    /// Undoes a request as [`requested`](Self::requested) does, but repeats the undo for at least
+    /// 10 minutes. This is for a request whose queue entry may have no lease, and would block other
+    /// waiters.
     pub(crate) fn queued(name: &Name, give_up: Command, lease: Duration) -> Self {
         Self::undo(name, give_up, lease.max(LATEST), LATEST)
     }
 
-    /// Releases the hold, or removes the entry, of an owner for which no thread waits. The client
-    /// calls this after a grant or another message to such an owner. The command is repeated until
-    /// an answer, or until the grant ends.
+    /// Releases the hold or removes the queue entry of an owner for which no thread waits. The
+    /// client calls this function after a grant or another message to such an owner. The command is
+    /// repeated until an answer, or until the grant ends.
     pub(crate) fn unclaimed(name: &Name, give_up: Command) -> Self {
         Self::new(name, What::Tell(give_up), BRIEF)
     }
@@ -170,7 +172,7 @@ impl Cleanup {
         Self::new(name, what, Duration::MAX).after(pause)
     }
 
-    /// Sends a command for as long as `lasts`. An answer ends the cleanup only after `enough`.
+    /// Repeats a command for the length of `lasts`. An answer ends the cleanup only after `enough`.
     fn undo(name: &Name, command: Command, lasts: Duration, enough: Duration) -> Self {
         let enough = clock::now().saturating_add(clock::nanos(enough));
         let next = Box::new(move || (command.clone(), true));
@@ -198,7 +200,8 @@ impl Cleanup {
         &self.name
     }
 
-    /// Returns the number of the cleanup's server, if this may differ from the name's server.
+    /// Returns the number of the server that gets the command, if it may differ from the name's
+    /// server.
     pub(crate) fn server(&self) -> Option<usize> {
         self.server
     }
@@ -228,7 +231,7 @@ impl Cleanup {
     }
 
     /// Takes an outcome, and returns whether the cleanup goes on. `ended` is true after the client
-    /// has ended. After the end of the client, only a debt that got an answer goes on.
+    /// has ended. After the end of the client, only a debt whose command got an answer goes on.
     pub(crate) fn goes_on(
         &mut self,
         outcome: &Outcome,
@@ -318,17 +321,18 @@ impl Cleanup {
     }
 
     /// Shortens the back-off of an unanswered cleanup after a connection was opened. The cleanup is
-    /// not sent at once, so that a connection that breaks often does not send it again at each
-    /// break. An answered undo keeps its back-off: a call that reaches its time limit leaves an
-    /// undo and opens a connection, so each such call would repeat the undos of all earlier calls.
+    /// not sent at once: if the connection often breaks, the cleanup would be sent after each
+    /// break. An answered undo keeps its back-off. A call that reaches its time limit leaves an
+    /// undo and opens a connection, so each such call would otherwise repeat the undos of all
+    /// earlier calls.
     pub(crate) fn hurry(&mut self) {
         if !self.was_answered && !self.is_regular() {
             self.start_anew();
         }
     }
 
-    /// Makes the cleanup due soon, even if it was answered. The present server may lack the changes
-    /// that the server behind that answer has made.
+    /// Makes the cleanup due soon, even if it was answered. A new server may lack the changes that
+    /// the server before it made when it answered.
     pub(crate) fn start_anew(&mut self) {
         self.retry = FIRST_RETRY;
         self.due = self.due.min(self.tried.saturating_add(FIRST_RETRY));

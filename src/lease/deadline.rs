@@ -5,15 +5,17 @@ use std::time::Duration;
 
 const MS: u64 = 1_000_000;
 
-/// Two clocks may drift apart by at most one part in this many during a lease.
+/// The assumed limit of the drift between two clocks: a lease divided by this number, during that
+/// lease.
 const DRIFT: u64 = 1_000;
 
 /// The lease of a grant by message (PROVISIONAL in the scripts). If the granted process is paused,
 /// the other waiters wait this long for the lock.
 pub(crate) const PROVISIONAL: u64 = 2_000 * MS;
 
-/// Returns the deadline of a lease. The lease is counted from the time before its request was sent,
-/// and the possible drift of two clocks is subtracted. No guard says "held" after its deadline.
+/// Returns the deadline of a lease. The lease counts from `sent_at`, a time before its request was
+/// sent, and the possible drift of two clocks is subtracted. No guard says "held" after its
+/// deadline.
 pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
     // Redis counts whole milliseconds. Redis rounds the requested lease down to milliseconds, and
     // its clock may be up to a millisecond late.

@@ -92,7 +92,7 @@ enum WheelItem {
 
 /// Called once, if the hold is lost.
 pub(crate) type LossCallback = Box<dyn FnOnce(LostReason) + Send>;
-/// Called each time that others come to wait for the lock.
+/// Called each time that others begin to wait for the lock.
 pub(crate) type WantedCallback = Arc<dyn Fn() + Send + Sync>;
 
 #[derive(Debug)]
@@ -108,8 +108,8 @@ pub(crate) enum Job {
     Connected,
     /// Wake the subscriber of this server from its read.
     WakeSubscriber(Arc<Node>),
-    /// Ask the server whether others wait, for each hold that wants to know. A message may have
-    /// been missed.
+    /// For each hold that listens for waiters, ask the server whether others wait. A message may
+    /// have been lost.
     AskIfWanted,
     /// In a cluster, these slots (sorted) have moved to another server.
     Moved(Vec<u16>),
@@ -163,7 +163,7 @@ impl Watchdog {
         (watchdog, work)
     }
 
-    /// Calls a task at time `due` of [`clock`], or up to a tick later.
+    /// Calls a task when [`clock`] reaches `due`, or up to a tick later.
     pub(crate) fn alarm(&self, due: u64, task: Weak<dyn Task>) -> Alarm {
         Alarm { key: self.insert(due, WheelItem::Task(task)), due }
     }
@@ -199,7 +199,7 @@ impl Watchdog {
     }
 
     /// Returns a function for the case that a connection was opened. The function makes the renewer
-    /// send cleanups that wait for their back-off.
+    /// send delayed cleanups sooner.
     pub(crate) fn connected(&self) -> impl Fn() + Send + Sync + 'static {
         let jobs = self.jobs.clone();
         move || drop(jobs.send(Job::Connected))
@@ -301,7 +301,7 @@ impl Watchdog {
         self.log(level, || format!("{error:#}"));
     }
 
-    /// Logs a panic of this library's code, which ends no thread.
+    /// Logs a panic in this library's code. The panic ends no thread.
     pub(crate) fn log_panic(&self) {
         self.log(Level::Error, || "a background job panicked; please report it".to_owned());
     }
@@ -347,8 +347,7 @@ impl Watchdog {
                 let _ = self.jobs.send(Job::Service(lanes));
             }
         }
-        // This is the last job of this thread. All cleanups from before the client's end are
-        // already in the queue.
+        // No job comes after this one. All earlier cleanups are already in the queue.
         let _ = self.jobs.send(Job::End);
     }
 

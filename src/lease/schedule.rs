@@ -31,8 +31,8 @@ const GRID: u64 = 64;
 /// failure, up to sixteen times its first length.
 const RETRY: u64 = 200;
 const MOST_DOUBLED: u32 = 4;
-/// A renewal waits for its reply for this part of the lease. When this part is over, a new attempt
-/// on a new connection is more likely to succeed.
+/// A renewal waits for its reply for this part of the lease. After that time, a new attempt on a
+/// new connection is more likely to succeed.
 const PATIENCE: u32 = 6;
 /// If replicas must acknowledge renewals, the wait for the reply is longer by this part of the
 /// wait.
@@ -48,12 +48,12 @@ const RAISED_AGAIN: u64 = 400 * MS;
 /// needs no tracking.
 pub(crate) const TRACKED_AFTER: u64 = 100 * MS;
 
-/// If a guard with an `on_wanted` callback has a lease that is not renewed, the client asks whether
-/// others wait after each such part of the lease. (The answer to a renewal says whether others
-/// wait, so a renewed hold needs no such question.)
+/// If a guard has an `on_wanted` callback and a lease that is not renewed, the client asks the
+/// server after each such part of the lease whether others wait. (A renewed hold needs no such
+/// question, because the answer to a renewal says whether others wait.)
 pub(crate) const LOOKED_AFTER: u64 = RENEWED_AFTER;
 
-/// A keep-alive of a fair lock's waiter counts for a limited time. The client sends this many
+/// A keep-alive of a fair lock's waiter is valid for a limited time. The client sends this many
 /// keep-alives in that time. After a failed keep-alive, the pause is divided by `SIGN_AGAIN`.
 pub(crate) const SIGN_OF_LIFE: u32 = 3;
 pub(crate) const SIGN_AGAIN: u32 = 2;
@@ -127,10 +127,10 @@ pub(crate) enum RenewalProgress {
     /// No renewal was sent yet, or the last renewal succeeded.
     #[default]
     Done,
-    /// A renewal is on its way. Before this renewal, `failed` renewals have failed.
+    /// A renewal is on its way. Before it, `failed` renewals have failed in a row.
     Sent { failed: u32 },
-    /// The last renewal failed after `failed` earlier failures, or must be followed by another
-    /// renewal. `again` is the time of the next attempt.
+    /// The last renewal failed, or must be followed by another renewal. `failed` is the number of
+    /// renewals that have failed in a row, and `again` is the time of the next attempt.
     Failed { failed: u32, again: u64 },
 }
 

@@ -173,8 +173,8 @@ impl<T> Wheel<T> {
                 earliest = Some(earliest.map_or(entry.due, |due| due.min(entry.due)));
                 index = entry.next;
             }
-            // No bucket ahead has an entry that is due before the bucket's first tick after `now`.
-            // The scan can stop when it is past the tick of the earliest entry.
+            // An entry in a later bucket is not due before that bucket's first tick after `now`. So
+            // the scan can stop when it has reached the tick of the earliest entry.
             if earliest.is_some_and(|due| due.saturating_sub(self.now) <= found) {
                 break;
             }
@@ -259,8 +259,8 @@ impl<T> Wheel<T> {
         self.free = index;
         self.len -= 1;
         if self.len == 0 {
-            // Clearing reads each cell once, at a cost that is spread over the inserts that made
-            // the cells.
+            // Clearing reads each cell once. This cost is spread over the inserts that made the
+            // cells.
             self.entries.clear();
             self.entries.shrink_to(SPARE);
             self.free = NIL;
