@@ -55,8 +55,8 @@ pub(crate) use self::site::SemaphoreSite;
 /// # Leases
 ///
 /// Permits have no leases, as in Redisson: **if a process dies, its permits are lost**, until a
-/// program adds new ones. The permits of an [`ExpirableSemaphore`](crate::ExpirableSemaphore)
-/// return when their leases end.
+/// program adds new ones. The permits of an [`ExpirableSemaphore`](crate::ExpirableSemaphore) are
+/// free again when their leases end.
 ///
 /// # Fairness
 ///
@@ -178,7 +178,7 @@ impl Semaphore {
     /// this time ends, the semaphore is removed, and waiters continue to wait, as after a
     /// [`delete`](Self::delete). If a permit is released later, the release makes a semaphore
     /// without a time to live. ([`release_forgotten_if_exists`](Self::release_forgotten_if_exists)
-    /// makes none.)
+    /// makes no semaphore.)
     ///
     /// # Errors
     ///

@@ -90,8 +90,8 @@ pub(crate) use self::site::ExpirableSite;
 /// # With Redisson
 ///
 /// With Redisson 3.17 to 4.7, each library can give back a permit of the other library by its
-/// [`PermitId`]. Redisson 3.16 can use the same semaphores, but its ids have another format: each
-/// library can then give back and extend only its own permits.
+/// [`PermitId`]. Redisson 3.16 can use the same semaphores, but its ids have another format, so
+/// each library can give back or extend only its own permits.
 ///
 /// **Redisson's clients decide by their own clocks** which leases have ended. If the clock of a
 /// Redisson client is ahead of the server's clock, the client ends the leases of other clients too
@@ -144,7 +144,7 @@ impl ExpirableSemaphore {
 
     /// Returns a handle whose permits have a renewed lease of this length, in place of the client's
     /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout). If a process dies, its permits
-    /// return after this time. If the lease is not from 10 ms to a year, acquires fail with
+    /// are free after this time. If the lease is not from 10 ms to a year, acquires fail with
     /// [`Config`](ErrorKind::Config).
     ///
     /// A short lease affects the whole client: see

@@ -65,10 +65,10 @@ macro_rules! permit_verbs {
                 ///
                 /// # Blocking
                 ///
-                /// One round trip; none if a thread of this process waits. If this process takes
-                /// permits again and again while other processes want them, the call sometimes lets
-                /// the other processes go first. In that case the call blocks for one more
-                /// millisecond and two more round trips.
+                /// One round trip; none if another thread of this process waits. If this process
+                /// takes permits again and again while other processes want them, the call
+                /// sometimes lets the other processes go first. In that case the call blocks for
+                /// one more millisecond and two more round trips.
                 pub fn try_acquire(&self) -> Result<Attempt<$one>, Error> {
                     self.take_one(Wait::NONE).map(Attempt::of)
                 }
@@ -132,8 +132,8 @@ macro_rules! permit_verbs {
                 ///
                 /// Blocks for as long as `wait` allows: see
                 /// [`try_acquire_for`](Self::try_acquire_for) and
-                /// [`acquire_cancellable`](Self::acquire_cancellable). With a deadline that has
-                /// passed, the call tries once.
+                /// [`acquire_cancellable`](Self::acquire_cancellable). If a deadline of `wait` has
+                /// already passed, the call tries once.
                 pub fn acquire_within<'a>(
                     &self,
                     wait: impl Into<Wait<'a>>,

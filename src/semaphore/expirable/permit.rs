@@ -173,8 +173,8 @@ impl ExpirablePermit {
     /// A process that has the id can extend the lease ([`ExpirableSemaphore::update_lease_time`])
     /// and give the permit back ([`ExpirableSemaphore::release`]). If no process extends the lease
     /// or gives the permit back, the permit is free when its lease ends. If the watchdog has
-    /// renewed the lease until now, about two thirds of
-    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) or more remain. No I/O.
+    /// renewed the lease until now, at least about two thirds of
+    /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) remain. No I/O.
     #[must_use = "without its id nobody can give the permit back"]
     pub fn into_id(mut self) -> PermitId {
         self.left = true;

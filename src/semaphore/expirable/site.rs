@@ -117,7 +117,7 @@ impl ExpirableSite {
     }
 
     /// Gives back permits in the background. No guard of this process has these permits, but the
-    /// server may still have them as taken, or a late copy of the acquire may still take them.
+    /// server may still count them as taken, or a late copy of the acquire may still take them.
     pub(super) fn release_later(&self, ids: &[PermitId], lease: Duration) {
         let command = self.scripts().release_command(ids, false);
         self.core.watchdog.clean_up(Cleanup::released(&self.name, command, lease));
@@ -371,7 +371,7 @@ impl PermitSource for ExpirableSite {
     }
 }
 
-/// Joins permit leases that all have the same terms.
+/// Makes one `Permits` of permit leases, which must all have the same terms.
 pub(super) fn leased(leases: Vec<Arc<PermitLease>>) -> Permits<Arc<PermitLease>> {
     let number = u32::try_from(leases.len()).unwrap_or(u32::MAX);
     Permits { number, terms: leases.first().map(|permit_lease| permit_lease.hold.terms), leases }

@@ -186,8 +186,8 @@ impl<L> PermitGate<L> {
 
     /// Returns `Some` if the server would probably refuse the leader: it has just refused the same
     /// number of permits, or fewer, to an earlier leader, and no message has arrived since. (If
-    /// `version` is `None`, the leader does not listen, and only the time counts.) The inner value
-    /// is the time after which a request may succeed, if this time is known.
+    /// `version` is `None`, the leader does not listen, and only the age of the refusal counts.)
+    /// The inner value is the time after which a request may succeed, if this time is known.
     pub(crate) fn refusal(
         &self,
         version: Option<u64>,
@@ -232,8 +232,8 @@ impl<L> PermitGate<L> {
     /// Distributes permits that the server has granted for the threads behind the asking thread.
     /// The queue may have changed during the request, so `others` go to the threads that are first
     /// in the queue now. Returns the permits that no waiting thread gets: the caller must give them
-    /// back to the server. `asked`: the time at which the request was sent, which decides whether
-    /// the old turn goes on.
+    /// back to the server. `asked`: the time at which the request was sent. If the pause after the
+    /// last turn was over at that time, a new turn begins.
     pub(crate) fn granted(&self, others: Permits<L>, asked: u64) -> Permits<L> {
         let now = clock::now();
         let mut wakes = Vec::new();

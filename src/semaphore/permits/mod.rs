@@ -33,7 +33,8 @@ pub(crate) trait PermitSource: Sized {
     /// A permit's lease.
     type Lease;
     const KIND: Kind;
-    /// Whether permits have leases, so that they become free without a message.
+    /// Whether permits have leases. At the end of its lease, a permit becomes free without a
+    /// message.
     const LAPSE: bool;
     /// The maximum number of permits of one request.
     const MOST: u32;
@@ -90,7 +91,8 @@ pub(crate) enum PermitReply<L> {
 #[derive(Debug)]
 pub(crate) struct RequestFailed {
     pub(crate) error: Error,
-    /// Whether requests of other threads may still succeed.
+    /// Whether the failure concerns only this request, so that requests of other threads may still
+    /// succeed.
     pub(crate) concerns_it_alone: bool,
 }
 
@@ -260,14 +262,14 @@ struct Answered<L> {
     /// The asking thread's permits.
     own: Option<Permits<L>>,
     /// The number of permits that the server granted for this thread and the threads behind it. The
-    /// threads behind already have their permits, and permits for which no thread waits are being
-    /// given back.
+    /// threads behind already have their permits. Permits for which no thread waits are being given
+    /// back.
     number: u32,
     left: Option<Duration>,
 }
 
-/// Sends one request for `needs`. The first need is the calling thread's own, and the others are
-/// those of the threads behind it in the queue.
+/// Sends one request for `needs`. The first need is the calling thread's own, and the other needs
+/// belong to the threads behind it in the queue.
 fn request_for<S: PermitSource>(
     site: &Arc<S>,
     own: PermitNeed,
@@ -312,7 +314,7 @@ fn stay_away<S: PermitSource>(site: &S) -> Duration {
 }
 
 /// The number of this client's listeners to the semaphore's channel: one or zero. The number of
-/// listeners that the server reports includes this one.
+/// listeners that the server reports includes this client's listener.
 fn own_listeners<S: PermitSource>(site: &S) -> i64 {
     i64::from(site.core().pubsub.listening(site.channel()).is_some())
 }

@@ -1,7 +1,7 @@
 //! Turns: the limits within which one process may keep permits that other processes want, too.
 //!
-//! Without turns, one process could keep permits for ever, and the other processes would starve:
-//! the process may send a release and its next request in one packet, and its threads can pass
+//! Without turns, one process could keep permits for ever, and the other processes would starve.
+//! The process may send a release and its next request in one packet, and its threads can pass
 //! permits to each other without a request. A *turn* is a limited number of grants (passed permits
 //! and new requests) in a limited time. After its turn, a process gives its permits back to the
 //! server. If other processes listen to the semaphore's channel, the process then pauses: it sends
@@ -29,9 +29,9 @@ const LONGEST_TURN: u64 = 10_000_000;
 /// listen, the shorter each turn is. So the last of sixteen processes waits for less than a second.
 const ROUND: u64 = 20_000_000;
 const SHORTEST_TURN: u64 = 1_000_000;
-/// The pause of a process after its turn, without the two round trips that the message of its
-/// release and another process's request take. In a shorter pause, no other process would have time
-/// to ask.
+/// The pause of a process after its turn. `PermitTurn::new` adds two round trips, for the message
+/// of the release and for another process's request. In a shorter pause, no other process would
+/// have time to ask.
 const YIELD: u64 = 1_000_000;
 const LONGEST_YIELD: u64 = 100_000_000;
 /// The longest time for which a process lets other processes have their turns.
