@@ -77,12 +77,12 @@ use crate::waiting::{
 ///
 /// # Broken
 ///
-/// A *party* is a thread that arrives at the barrier, and a *generation* is one use of the barrier
-/// by all parties. Either all parties of a generation pass the barrier, or no party passes it. The
-/// barrier breaks if a party's wait times out or is cancelled, if a waiting party dies, if the
-/// action panics, or if the barrier is [reset](Self::reset) or deleted. When the barrier breaks,
-/// every waiting party gets an error of kind [`Broken`](ErrorKind::Broken). Until a reset, every
-/// party that arrives later gets an error of this kind, too.
+/// A *party* is one of the threads that use the barrier, and a *generation* is one use of the
+/// barrier by all parties. Either all parties of a generation pass the barrier, or no party passes
+/// it. The barrier breaks if a party's wait times out or is cancelled, if a waiting party dies, if
+/// the action panics, or if the barrier is [reset](Self::reset) or deleted. When the barrier
+/// breaks, every waiting party gets an error of kind [`Broken`](ErrorKind::Broken). Until a reset,
+/// every party that arrives later gets an error of this kind, too.
 ///
 /// If the server does not know how a party's generation ended, the party's error has an [unknown
 /// outcome](Error::outcome_unknown), because the other parties may have passed. The server does not
@@ -170,7 +170,7 @@ impl CyclicBarrier {
 
     /// Arrives, and blocks until all parties have arrived. If `wait` ends first, breaks the barrier
     /// and returns [`TimedOut`](Waited::TimedOut). If the last party of an earlier generation is
-    /// still running its action at that time, the generation after it is broken when it begins.
+    /// still running its action at that time, the next generation breaks as soon as it begins.
     ///
     /// # Errors
     ///
@@ -381,8 +381,9 @@ impl CyclicBarrier {
             let claim = Claim { thread: &thread, need: (), wait };
             let outcome = acquire(&party, (&self.site.core, &self.site.name), &claim);
             let place = match (outcome, party.place.get()) {
-                // The generation was complete when the thread came, so the thread has waited for
-                // its end. Now the thread arrives in the next generation.
+                // When the thread came, the generation was complete and its action was running. The
+                // thread has waited for the end of this generation, and now arrives in the next
+                // generation.
                 (Ok(Some(())), Some(BarrierPosition { index: None, .. })) => {
                     has_waited = true;
                     continue;
@@ -556,8 +557,8 @@ impl Party<'_> {
         Err(error.now("the barrier could not be broken").unknown(is_sent))
     }
 
-    /// Gives up as [`give_up`](Self::give_up) does, but in the background. Returns `error` with the
-    /// state of the party.
+    /// Gives up as [`give_up`](Self::give_up) does, but in the background. Returns `error`, with
+    /// the state of the party added to its text.
     fn give_up_later(&self, error: Error, may_come: bool) -> Error {
         let leaving = LeavingParty { may_come, ..self.leaving() };
         // The request now belongs to the site.
@@ -701,8 +702,8 @@ const PERIODS: u32 = 3;
 /// A failed renewal is tried again after this fraction of the lease.
 const TRIES: u32 = 20;
 
-/// Renews the lease of a party until this value is dropped. This is needed while the party's thread
-/// runs the action, and if a reply may take longer than the lease.
+/// Renews the lease of a party until this value is dropped. The renewal is needed while the party's
+/// thread runs the action, and if a reply may take longer than the lease.
 struct PartyRenewal {
     command: Command,
     lease: Duration,
@@ -850,7 +851,7 @@ impl BarrierSite {
 #[derive(Debug, Default)]
 struct Left {
     parties: VecDeque<LeavingParty>,
-    /// The party whose request the cleanup has sent and that has no reply yet.
+    /// The party whose request was sent by the cleanup and has no reply yet.
     sending: Option<RequestId>,
     has_cleanup: bool,
 }

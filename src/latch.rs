@@ -289,8 +289,8 @@ impl CountDownLatch {
     /// # Blocking
     ///
     /// Blocks for as long as `wait` allows: see [`wait_for`](Self::wait_for) and
-    /// [`wait_cancellable`](Self::wait_cancellable). With a deadline that has passed, the call asks
-    /// once.
+    /// [`wait_cancellable`](Self::wait_cancellable). If a deadline of `wait` has already passed,
+    /// the call asks once.
     pub fn wait_within<'a>(&self, wait: impl Into<Wait<'a>>) -> Result<Waited, Error> {
         self.await_open(wait.into())
     }
@@ -398,15 +398,15 @@ impl Synchronizer for CountDownLatch {
     ) -> Result<Try<()>, Error> {
         let (site, core) = (&self.site, &self.site.core);
         let Lead { listening, request_state } = lead;
-        // A thread that arrives later may wait for a newer count, so the request below says nothing
-        // about it.
+        // The reply concerns only the threads that have arrived before the request. A later thread
+        // may wait for a newer count.
         request_state.arrivals = site.arrivals();
         let (asked_at, heard) = (clock::now(), listening.public.version());
         let looked = site.scripts().look();
         let may_have_ended = request_state.ends.is_some_and(|it| it <= clock::now());
-        // Whether the last count-down opened the latch, and not the end of the time to live, which
-        // sends no message. If a message has arrived since the last query that found a count, the
-        // last message decides.
+        // Whether the last count-down opened the latch. (The end of the time to live also opens the
+        // latch, but sends no message.) If a message has arrived since the last query that found a
+        // count, the last message decides.
         let was_opened = || {
             let has_news = heard != request_state.heard || listening.public.has_news();
             has_news && listening.public.message() == OPENED
@@ -428,7 +428,8 @@ impl Synchronizer for CountDownLatch {
                 if !claim.wait.is_over() {
                     listening.public.listen(core, &site.channel);
                 }
-                // Up to a millisecond of the time to live has already passed.
+                // Redis counts whole milliseconds, so up to a millisecond of this time may have
+                // passed already.
                 let rest = |it: Duration| it.saturating_sub(Duration::from_millis(1));
                 request_state.heard = heard;
                 request_state.ends = left.map(|it| asked_at.saturating_add(clock::nanos(rest(it))));

@@ -6,7 +6,8 @@ use redlatch_testkit::Server;
 
 use super::*;
 
-/// Returns a barrier that settles its parties only before a request, not in the background.
+/// Returns a barrier that sends the requests of leaving parties only before another request, not in
+/// the background.
 fn barrier(client: &crate::Client) -> CyclicBarrier {
     let barrier = client.cyclic_barrier("late");
     barrier.site.left.lock().has_cleanup = true;
@@ -30,7 +31,8 @@ fn occupy(site: &BarrierSite) {
     let _open = site.requests.open(|| site.core.id.next_number());
 }
 
-/// Sends these requests after the barrier was reset, and checks that they do not break it.
+/// Sends these requests after the barrier was reset, and checks that the requests do not break the
+/// barrier.
 fn come_late(barrier: &CyclicBarrier, requests: &[Command]) {
     assert!(!barrier.is_broken().unwrap());
     for request in requests {
@@ -79,7 +81,7 @@ fn a_request_with_a_better_time_breaks_no_later_generation() {
     come_late(&barrier, &[better]);
 }
 
-/// The thread settles its parties while there is no barrier.
+/// The thread sends the requests of the leaving parties while the server has no barrier.
 #[test]
 fn a_request_under_way_breaks_no_barrier_that_is_made_later() {
     let server = Server::start().unwrap();
