@@ -16,8 +16,8 @@ use redlatch_client::sync::{Condvar, Mutex, MutexGuard, clock, own_thread};
 const TARGET: &str = "redlatch";
 /// The maximum number of log lines in the queue. Further lines are dropped and counted.
 const MOST_LINES: usize = 1_000;
-/// Losses for the same reason share a log line. The line is written this time after the last loss,
-/// but at most [`GATHERED_AT_MOST`] after the first loss. The two times are in nanoseconds.
+/// Losses for the same reason share a log line. The line is written when this time has passed since
+/// the last loss, or [`GATHERED_AT_MOST`] since the first loss. The two times are in nanoseconds.
 const GATHERED: u64 = 300_000_000;
 const GATHERED_AT_MOST: u64 = 2_000_000_000;
 /// The maximum number of names in a log line about losses.

@@ -40,7 +40,7 @@ pub(crate) struct Cleanup {
     /// Whether the server has answered an [undo](What::Undo). After an answer, the undo is repeated
     /// only because the undone request may still arrive.
     was_answered: bool,
-    /// Whether the command that was sent last may complete the cleanup.
+    /// Whether an answer to the command that was sent last may complete the cleanup.
     is_last: bool,
 }
 
@@ -128,8 +128,8 @@ impl Cleanup {
     }
 
     /// Undoes a request as [`requested`](Self::requested) does, but repeats the undo for at least
-    /// 10 minutes. This is for a request whose queue entry may have no lease, and would block other
-    /// waiters.
+    /// 10 minutes. This is for a request whose queue entry may have no lease, and would then block
+    /// other waiters.
     pub(crate) fn queued(name: &Name, give_up: Command, lease: Duration) -> Self {
         Self::undo(name, give_up, lease.max(LATEST), LATEST)
     }
@@ -321,7 +321,7 @@ impl Cleanup {
     }
 
     /// Shortens the back-off of an unanswered cleanup after a connection was opened. The cleanup is
-    /// not sent at once: if the connection often breaks, the cleanup would be sent after each
+    /// not sent at once: otherwise, if the connection often breaks, it would be sent after each
     /// break. An answered undo keeps its back-off. A call that reaches its time limit leaves an
     /// undo and opens a connection, so each such call would otherwise repeat the undos of all
     /// earlier calls.
@@ -331,8 +331,8 @@ impl Cleanup {
         }
     }
 
-    /// Makes the cleanup due soon, even if it was answered. A new server may lack the changes that
-    /// the server before it made when it answered.
+    /// Makes the cleanup due soon, even if it was answered. The server that answered may have been
+    /// replaced by a server that lacks its changes.
     pub(crate) fn start_anew(&mut self) {
         self.retry = FIRST_RETRY;
         self.due = self.due.min(self.tried.saturating_add(FIRST_RETRY));

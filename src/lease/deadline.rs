@@ -5,8 +5,8 @@ use std::time::Duration;
 
 const MS: u64 = 1_000_000;
 
-/// The assumed limit of the drift between two clocks: a lease divided by this number, during that
-/// lease.
+/// During a lease, two clocks are assumed to drift apart by at most the lease divided by this
+/// number.
 const DRIFT: u64 = 1_000;
 
 /// The lease of a grant by message (PROVISIONAL in the scripts). If the granted process is paused,

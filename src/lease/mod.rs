@@ -59,7 +59,8 @@ pub(crate) struct Renewal {
     /// The new lease of the hold. `None`: the renewal only asks whether the server still has the
     /// hold.
     pub(crate) lease: Option<Duration>,
-    /// What the script does with a lease that is longer than any thread has asked for.
+    /// What the script does if the server's lease is longer than the longest lease that a thread
+    /// has asked for.
     pub(crate) longer: Longer,
     /// Whether the wait for the reply is shorter than usual.
     pub(crate) urgent: bool,

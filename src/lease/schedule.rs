@@ -44,8 +44,8 @@ pub(crate) const RAISED_AFTER: u64 = 50 * MS;
 pub(crate) const RAISED_WITHIN: Duration = Duration::from_millis(500);
 const RAISED_AGAIN: u64 = 400 * MS;
 
-/// A hold's key is tracked after this time, so that the server reports its loss. A shorter hold
-/// needs no tracking.
+/// A hold's key is tracked after this time, so that the server reports the hold's loss. A shorter
+/// hold needs no tracking.
 pub(crate) const TRACKED_AFTER: u64 = 100 * MS;
 
 /// If a guard has an `on_wanted` callback and a lease that is not renewed, the client asks the
@@ -179,7 +179,7 @@ impl RenewalProgress {
         matches!(self, Self::Sent { .. })
     }
 
-    /// Returns the state after a renewal that must be followed by another renewal.
+    /// Returns the progress after a renewal that must be followed by another renewal.
     pub(crate) fn again(now: u64) -> Self {
         Self::Failed { failed: 0, again: now }
     }
@@ -188,8 +188,8 @@ impl RenewalProgress {
         Self::Sent { failed: self.failed() }
     }
 
-    /// Returns the state after a renewal for this lease failed at `now`. The next attempt follows
-    /// after a short pause, and the pauses grow until the deadline.
+    /// Returns the progress after a renewal for this lease has failed at `now`. The next attempt
+    /// follows after a short pause, and the pauses grow until the deadline.
     pub(crate) fn fails(self, is_provisional: bool, lease: Duration, now: u64) -> Self {
         let failed = self.failed();
         let pause = if is_provisional {

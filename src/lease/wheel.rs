@@ -121,7 +121,7 @@ impl<T> Wheel<T> {
 
     /// Moves the time to `now`, and appends to `fired` the entries that are due by then. The fired
     /// entries are in the order of their due ticks, and within a tick in the order of insertion.
-    /// Time never goes back: a `now` before the wheel's time counts as the wheel's time.
+    /// Time never goes back: if `now` is before the wheel's time, the wheel keeps its time.
     ///
     /// Reads each bucket from the old time to `now`, at most all buckets once, and each entry in
     /// these buckets. A jump of more than a round also sorts the entries that fire.
