@@ -1,5 +1,5 @@
-//! Sets `cfg(testkit)`, for the unit tests that need their own server, and, in a build with
-//! shuttle, `cfg(models)`, for the models of all interleavings. The published package has neither
+//! Sets `cfg(testkit)` for the unit tests that need their own server. In a build with shuttle, also
+//! sets `cfg(models)` for the models of all interleavings. The published package contains neither
 //! this file nor the test kit, and its other tests run without them.
 
 fn main() {

@@ -36,7 +36,7 @@ impl CancelToken {
     }
 
     /// Ends every present and later wait with this token, with an error of kind [`Cancelled`]. Does
-    /// not block. If a waiter has already been granted its lock, the waiter takes the lock.
+    /// not block. A waiter that has already been granted its lock takes the lock.
     ///
     /// [`Cancelled`]:
     /// https://docs.rs/redlatch/latest/redlatch/enum.ErrorKind.html#variant.Cancelled
@@ -88,7 +88,7 @@ impl Drop for Registration<'_> {
     }
 }
 
-/// A link from a token to a child token, which is cancelled with it.
+/// A link from a token to a child token. A cancel of the token also cancels the child.
 #[derive(Debug)]
 pub struct Linked<'a> {
     token: &'a CancelToken,

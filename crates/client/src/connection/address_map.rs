@@ -13,7 +13,7 @@ use super::host_port::HostPort;
 pub(super) struct NamedAddress(HostPort);
 
 impl NamedAddress {
-    /// Returns `None` if this is no address: if a server does not know another server's address, it
+    /// Returns `None` if this is no address. A server that does not know another server's address
     /// reports an empty host or `?`.
     pub(super) fn new(host: String, port: u16) -> Option<Self> {
         let is_known = !host.is_empty() && host != "?" && port > 0;
@@ -34,8 +34,8 @@ impl AddressMap {
         Self(Some(Arc::new(map)))
     }
 
-    /// Returns the address to which the client connects, or `None` if the user's code panicked.
-    /// (The reported address must not be used then: another server may have it.)
+    /// Returns the address to which the client connects, or `None` if the user's code panicked. (In
+    /// that case the reported address must not be used, because another server may have it.)
     pub(super) fn reach(&self, NamedAddress(named): &NamedAddress) -> Option<HostPort> {
         let Some(map) = &self.0 else { return Some(named.clone()) };
         let mapped = catch_unwind(AssertUnwindSafe(|| map(&named.host, named.port))).ok()?;

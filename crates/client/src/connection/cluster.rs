@@ -4,12 +4,12 @@
 //! no server. One thread asks for all threads that need the slots at that time.
 //!
 //! A server's answer is its *view*. A server that is cut off from the other servers reports the old
-//! owners of slots. But a server that is cut off also reports that it reaches no majority of the
-//! masters (`cluster_state`), and its epoch is older than the epoch of a master that was elected in
-//! the meantime. The client accepts a view at once only if its server reaches a majority and its
-//! epoch is not older than the epoch of the last accepted view. Otherwise the client asks a
-//! majority of the masters, which cannot be cut off as a whole, and accepts the best of their
-//! views.
+//! owners of slots. Two things show that it is cut off: it reports that it reaches no majority of
+//! the masters (`cluster_state`), and its epoch is older than the epoch of a master that was
+//! elected in the meantime. So the client accepts a view at once only if its server reaches a
+//! majority and its epoch is not older than the epoch of the last accepted view. Otherwise the
+//! client asks a majority of the masters, which cannot be cut off as a whole, and accepts the best
+//! of their views.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,8 +104,8 @@ impl Cluster {
         Ok(Some(Arc::new(cluster)))
     }
 
-    /// If the client does not know the slots yet, asks the server for them over a connection that
-    /// is being opened.
+    /// Asks the server for the slots, over a connection that is being opened. Does nothing if the
+    /// client already knows them.
     pub fn meet(&self, endpoint: &Endpoint, ask: Ask<'_>) -> Result<(), ConnectError> {
         if self.state.lock().owners.iter().any(|owner| *owner != NOBODY) {
             return Ok(());
@@ -217,8 +217,8 @@ impl Cluster {
         self.state.lock().has_slots(node)
     }
 
-    /// Returns the server of a slot, as far as this client knows. If the client knows none, returns
-    /// any server, whose redirect names the right server.
+    /// Returns the server of a slot, as far as this client knows. If the client does not know this
+    /// server, returns any server, whose redirect names the right one.
     pub fn node(&self, slot: u16) -> Arc<Node> {
         let state = self.state.lock();
         let owner = usize::from(state.owners[usize::from(slot)]);
@@ -328,8 +328,8 @@ impl Cluster {
         let mut state = self.state.lock();
         let masters = ranges.iter().map(|range| &range.master);
         let replicas = ranges.iter().flat_map(|range| &range.replicas);
-        // Forget the servers that are not in the view: if addresses change, the list would only
-        // grow.
+        // Forget the servers that are not in the view. Otherwise the list would grow each time an
+        // address changes.
         let mut known = vec![from.clone()];
         for host_port in masters.chain(replicas).chain(&state.seeds) {
             if !known.contains(host_port) {

@@ -83,8 +83,9 @@ pub struct RightsQuestion {
 }
 
 impl RightsQuestion {
-    /// Makes a question from `code`, Lua code that can use `random`, a random name, and `script`,
-    /// the script as a function. The code returns a refusal, the script's error, or `{all, reply}`.
+    /// Makes a question from this Lua code. The code can use two variables: `random`, a random
+    /// name, and `script`, the script as a function. The code returns a refusal, the script's
+    /// error, or `{all, reply}`.
     pub fn new(number: u8, code: String) -> Self {
         Self { number, code }
     }
@@ -285,7 +286,7 @@ impl Command {
         self.question
     }
 
-    /// Says that the call has the keys of several names, with `keys_of_name` keys for each name.
+    /// Notes that the call has the keys of several names, with `keys_of_name` keys for each name.
     #[must_use]
     pub fn of_names(self, keys_of_name: usize) -> Self {
         Self { keys_of_name, ..self }

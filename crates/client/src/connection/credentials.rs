@@ -39,7 +39,7 @@ impl Credentials {
         (Some(&*self.user).filter(|user| !user.is_empty()), &self.password)
     }
 
-    /// Returns the settings of a URL, with these credentials in place of the URL's own.
+    /// Returns the settings of a URL, with these credentials in place of the URL's credentials.
     pub(crate) fn in_place(&self, url: &RedisConnectionInfo) -> RedisConnectionInfo {
         let (user, password) = self.parts();
         let settings = url.clone().set_password(password);
@@ -49,7 +49,8 @@ impl Credentials {
         }
     }
 
-    /// Returns the settings of a URL. Credentials in `these` replace the URL's own.
+    /// Returns the settings of a URL. If `these` has credentials, they replace the URL's
+    /// credentials.
     pub(crate) fn instead(these: &Option<Self>, url: &RedisConnectionInfo) -> RedisConnectionInfo {
         these.as_ref().map_or_else(|| url.clone(), |these| these.in_place(url))
     }

@@ -33,8 +33,8 @@ pub struct Endpoint {
     connect_timeout: Duration,
     response_timeout: Duration,
     runs: Arc<Runs>,
-    /// Whether the code that opens these connections itself checks all holds when it finds a new
-    /// run.
+    /// Whether the code that opens these connections itself checks all holds after it has found a
+    /// new run.
     asks: bool,
     health: Arc<Health>,
     /// The callback for each connection on which the server has answered.
@@ -95,8 +95,8 @@ impl Endpoint {
         Ok(Self::at(Locator::Named(Arc::new(sentinels)), login, config, health))
     }
 
-    /// Returns the same endpoint, but it follows the host's name: if the name leads to another
-    /// server, the connections to the old server are closed.
+    /// Makes the endpoint follow the host's name. If the name later leads to another server, the
+    /// connections to the old server are closed.
     fn following_its_name(mut self) -> Self {
         let HostPort { host, port } = self.host_port();
         let is_name = !host.is_empty() && host.parse::<IpAddr>().is_err();

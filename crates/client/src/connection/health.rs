@@ -12,17 +12,18 @@ use crate::sync::Mutex;
 /// One server's health, which all connections of a client share.
 ///
 /// An outage begins when a connection cannot be opened, or when a reply does not arrive in time.
-/// All threads and connections that notice it share one outage. The outage ends at the first reply
+/// All threads and connections that notice the outage share it. The outage ends at the first reply
 /// to a command that was sent after the outage began.
 ///
-/// Two failures are not an outage. If a connection breaks, the thread that opens the next
-/// connection finds out whether there is an outage. A server may also refuse new connections (it is
-/// full, say, or the password was changed), but still serve the open connections. The client logs
-/// this separately, and the refusal is over when the next connection opens.
+/// Two failures are not an outage. First, a connection may break: the thread that opens the next
+/// connection then finds out whether there is an outage. Second, a server may refuse new
+/// connections (because it is full, or its password was changed) but still serve the open
+/// connections. The client logs this refusal separately. The refusal is over when the next
+/// connection opens.
 ///
 /// If several clients of a process notice the same outage, only one of them reports it. During an
-/// outage, if no thread sends commands, the client opens a connection every few seconds. Through
-/// this connection the end of the outage is always noticed and reported.
+/// outage in which no thread sends commands, the client tries to open a connection every few
+/// seconds. So it always notices and reports the end of the outage.
 pub struct Health {
     address: Mutex<Arc<str>>,
     /// A copy of "the state is `Out`" that is read without the mutex.
@@ -40,7 +41,7 @@ pub struct Health {
 }
 
 enum Reach {
-    /// The server can be reached since this time. `None`: there has been no outage.
+    /// The server can be reached since this time. `None` if there has been no outage.
     Works(Option<Instant>),
     /// The server was found out of reach at this time.
     Out(Instant, Noted),
@@ -75,7 +76,8 @@ pub enum ServerEvent {
     Refuses(String),
     /// The server accepts connections again, after this time.
     LetsIn(Duration),
-    /// The outage has lasted for this time, and for this reason no thread waits for its end.
+    /// No thread waits for the end of the outage any longer. The fields are the outage's length so
+    /// far, and the reason why no thread waits.
     GivenUp(Duration, &'static str),
     /// Another server is the master now. The address is that of the old master.
     Moved(Arc<str>),
@@ -182,8 +184,8 @@ impl Health {
         }
     }
 
-    /// Begins an outage. The `bool`: whether this client reports the outage. Only a client that can
-    /// also report the end does so.
+    /// Begins an outage. The `bool` says whether this client reports the outage. A client reports
+    /// the beginning only if it can also report the end.
     fn notice(&self, what: &str, begun: Instant) -> Option<(Outage, bool)> {
         let can_tell = self.told.get().is_some() && !self.ended.load(Ordering::Acquire);
         can_tell.then(|| Outage::notice(what, begun)).flatten()

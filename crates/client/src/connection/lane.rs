@@ -28,9 +28,10 @@ mod combiner;
 use self::call::Call;
 use self::combiner::Combiner;
 
-/// The maximum number of unread replies that a link may have. More posts wait in the queue until a
-/// thread that waits for the server anyway has read some replies. (A model has a small number, so
-/// that it reaches the limit.)
+/// The maximum number of unread replies that a link may have. More posts wait in the queue until
+/// some replies are read. A thread that waits for the server in any case reads them. (A model has a
+/// small
+/// number, so that it reaches the limit.)
 const MOST_UNREAD: usize = if IS_MODEL { 2 } else { 1_000 };
 
 /// A shared connection. The first command, and the first command after an error, opens it.
@@ -194,9 +195,9 @@ impl Lane {
     /// Returns `false` if another thread combines, or if there is more to do. A thread that was
     /// asked for this call must then [request another call](Self::request_service).
     pub fn service(&self, patience: Duration, to_open: Duration) -> bool {
-        // While the server waits for replicas, this reads nothing, but it writes the unwritten
-        // bytes. The thread that needs the replicas may read the reply. If it does not, a later
-        // call of `service` reads the reply when the wait is over.
+        // While the server waits for replicas, this call reads nothing, but it writes the unwritten
+        // bytes. The thread that needs the replicas may read the reply. Otherwise a later call of
+        // `service` reads the reply when the wait is over.
         let is_time = |link: &Link| patience.is_zero() || link.waits() <= patience;
         let mut state = self.state.lock();
         // Clear the flag before the reads: a later post must request a new call.
@@ -249,7 +250,8 @@ impl Lane {
     }
 
     /// Blocks until the replies to all earlier posts are read or lost, but at most until
-    /// `deadline`. Sends its own command after these posts and waits for the reply.
+    /// `deadline`. To wait for them, sends a command of its own after these posts and waits for its
+    /// reply.
     pub fn drain(self: &Arc<Self>, deadline: Instant) {
         if self.owes() {
             let limit = Limit::new(Some(deadline), None);

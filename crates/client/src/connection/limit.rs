@@ -31,7 +31,7 @@ thread_local! {
     static CUT: Cell<Cut> = const { Cell::new(Cut::No) };
 }
 
-/// Whether the limit ended a call, and whether the call's connection had answered lately.
+/// Whether the limit ended a call, and if so, whether the call's connection had answered lately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cut {
     No,

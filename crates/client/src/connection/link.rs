@@ -222,8 +222,8 @@ impl Link {
     ///
     /// After a failure that [breaks the link](Failure::is_the_links), the link must not be used.
     pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
-        // All owed replies must arrive within one timeout. Otherwise this reports that the command
-        // may have run, although it was not written, and the caller sends it again.
+        // If the owed replies do not arrive within one timeout, this reports that the command may
+        // have run, although it was not written. The caller then sends the command again.
         self.check_run()?;
         let mut shared = self.reads_first().then(|| self.deadline_in(self.response_timeout));
         if let Some(until) = shared {
@@ -386,9 +386,9 @@ impl Link {
     /// Fails if the client has connected to a newer run of the server than the link's run. (A load
     /// balancer may keep the connection to the old run open.)
     ///
-    /// A thread first notes the last run, then writes a change, and then records the change for the
-    /// noted run. This check comes between the first two steps. So if the client connects to no
-    /// other run before the reply, the reply comes from the noted run.
+    /// A thread that makes a change first notes the last run, then writes the change, and then
+    /// records the change for the noted run. This check comes between the first two steps. So if
+    /// the client connects to no other run before the reply, the reply comes from the noted run.
     fn check_run(&mut self) -> Result<(), Failure> {
         if self.run.is_last() {
             return Ok(());
@@ -426,8 +426,8 @@ impl Link {
         bytes
     }
 
-    /// Returns the position of the next command among all bytes of the connection: after `bytes`,
-    /// which are not in the connection yet.
+    /// Returns the position of the next command among all bytes of the connection. The command
+    /// comes after `bytes`, which are not in the connection yet.
     fn begins_behind(&self, bytes: &[u8]) -> u64 {
         self.connection.given() + bytes.len() as u64
     }
@@ -548,7 +548,7 @@ impl Link {
         all.filter(|_| self.is_left)
     }
 
-    /// Appends to `bytes` a WAIT, which asks whether the replicas have all earlier changes.
+    /// Appends a WAIT to `bytes`. The WAIT asks whether the replicas have all earlier changes.
     fn owe_wait(&mut self, acks: ReplicaAcks, bytes: &mut Vec<u8>) {
         let command = Command::wait(acks).acknowledged(Some(acks));
         let begins_at = self.begins_behind(bytes);
@@ -568,8 +568,8 @@ impl Link {
         if command.acks().is_some() || !self.run.is_last() {
             return self.send_now([(command, receiver, false)]);
         }
-        // The first call of a script has the script's text. If the call had only the hash and the
-        // server did not know it, the call would be sent again, and would run after the next
+        // The first call of a script has the script's text. If the call had only the hash, and the
+        // server did not know the hash, the call would be sent again and would run after the next
         // command for its name.
         let (bytes, asked) = self.rights.encoded(&command, self.channels);
         let text = match command.script_id() {
@@ -717,7 +717,7 @@ impl Link {
     fn acknowledged(&mut self, answer: &Value, wait: &Command) {
         let Some(acks) = wait.acks() else { return };
         self.waits = self.waits.saturating_sub(1);
-        // The next WAIT begins now at the latest.
+        // The next WAIT begins now or has already begun.
         let rest = deadline_in(acks.within.saturating_mul(self.waits));
         self.waits_until = self.waits_until.min(rest);
         let too_few = match answer {
@@ -727,7 +727,8 @@ impl Link {
             _ => Some((ErrorKind::Parse, "WAIT was not answered with a number").into()),
         };
         let cause = too_few.map(|error| self.cause(error));
-        // Take one at a time: if a receiver panics, the drop of the link fails the others.
+        // Take the receivers one by one: if one of them panics, the drop of the link fails the
+        // others.
         while let Some(Unacknowledged { receiver, reply, .. }) = self.unacknowledged.pop_front() {
             receiver.receive(match &cause {
                 None => Ok(reply),
@@ -786,7 +787,8 @@ impl Link {
 
     /// Gives the failure to every receiver of an owed reply.
     fn fail(&mut self, failure: Failure) -> Failure {
-        // Take one at a time: if a receiver panics, the drop of the link fails the others.
+        // Take the receivers one by one: if one of them panics, the drop of the link fails the
+        // others.
         while let Some(Unacknowledged { receiver, .. }) = self.unacknowledged.pop_front() {
             receiver.receive(Err(failure.clone()));
         }

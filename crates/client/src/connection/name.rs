@@ -72,7 +72,7 @@ impl HostName {
     }
 
     /// Notes a new connection to this run of a server. Returns `false` if the name no longer leads
-    /// to the connection's address: such a connection must not be used.
+    /// to the connection's address. Such a connection must not be used.
     pub(super) fn watch(&self, closer: Closer, server: &ServerInfo) -> bool {
         let Some(address) = closer.peer() else { return true };
         let mut state = self.state.lock();

@@ -24,13 +24,13 @@ static OUTAGES: Mutex<BTreeMap<String, Known>> = Mutex::new(BTreeMap::new());
 /// How long an outage is remembered after its end: another client may notice it late.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// No thread holds the mutex for so long. If the mutex is locked for longer, this is a forked
+/// No thread holds the mutex for this long. If the mutex is locked for longer, this is a forked
 /// child, and a thread of the parent held the mutex at the fork.
 const KEPT_BY_THREAD: Duration = Duration::from_secs(1);
 
 impl Outage {
     /// Notes that a request of a client, which began at `begun`, failed because of `what`. The
-    /// `bool`: whether this client is the first one, which reports the outage. Returns `None` if
+    /// `bool` says whether this client is the first one and reports the outage. Returns `None` if
     /// the outage has ended for all clients after `begun`.
     pub(super) fn notice(what: &str, begun: Instant) -> Option<(Self, bool)> {
         let now = Instant::now();

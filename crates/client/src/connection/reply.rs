@@ -92,7 +92,7 @@ pub fn is_redirect(error: &RedisError) -> bool {
     redirect_of(error).is_some()
 }
 
-/// Whether a server has replied to a client that connects, but refuses the client.
+/// Whether the server was reached, but refuses this client.
 pub(super) fn is_refusal(error: &RedisError) -> bool {
     error.kind() == ErrorKind::AuthenticationFailed
         || error.code().is_some_and(|code| ![NO_MASTER, NO_SERVICE].contains(&code))

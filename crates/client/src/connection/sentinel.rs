@@ -85,8 +85,8 @@ struct Master {
     epoch: Option<u64>,
 }
 
-/// The master. If no Sentinel reports a master, this is the last known master, and `doubt` says
-/// why.
+/// The master. If no Sentinel reports a master, this is the last known master, and `doubt` is the
+/// reason.
 #[derive(Clone)]
 struct FoundMaster {
     master: Master,
@@ -296,7 +296,7 @@ impl Sentinels {
         };
         let begun = Instant::now();
         let left = deadline.saturating_duration_since(begun);
-        // The other half of the time is for opening a connection to the known master.
+        // If a master is known, keep half of the time for opening a connection to it.
         let left = if known.is_some() { left / 2 } else { left };
         let deadline = begun.checked_add(left).map_or(deadline, |it| it.min(deadline));
         let mut refusals: Vec<(HostPort, Refusal)> = Vec::new();
@@ -360,7 +360,7 @@ impl Sentinels {
         let old = if is_same { Vec::new() } else { std::mem::take(&mut state.open) };
         drop(state);
         if !is_same {
-            // There must be only one master.
+            // Close the connections to the old master: there must be only one master.
             old.iter().for_each(Closer::close);
             self.health.moved(&answer.master.host_port.to_string(), known.is_none());
             self.changed.notify_all();

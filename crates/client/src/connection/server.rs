@@ -110,8 +110,8 @@ impl ServerInfo {
 pub(super) struct Runs {
     last: Mutex<Option<ServerInfo>>,
     /// The number of the last run. Before the first connection, this is already the number of the
-    /// first run. Otherwise the number would rise during a request that opens the first connection,
-    /// and the request would seem to have reached two runs.
+    /// first run. If the number rose only when the first connection opens, a request that opens it
+    /// would seem to have reached two runs.
     incarnation: AtomicU64,
     /// The callback for each run after the first.
     told: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -126,9 +126,9 @@ impl Default for Runs {
 
 impl Runs {
     /// Notes a new connection to this server. Returns the run's number, if the server reports its
-    /// run. `asked`: the code behind the callback has opened this connection. If `asked` is true
-    /// and the server does not report its run, the callback is not called: otherwise the code
-    /// behind it would open the next connection, and so on for ever.
+    /// run. `asked`: whether the code behind the callback has opened this connection. If it has,
+    /// and the server does not report its run, the callback is not called. Otherwise this code
+    /// would open the next connection, and so on for ever.
     pub(super) fn met(&self, server: ServerInfo, asked: bool) -> Option<u64> {
         let mut last = self.last.lock();
         let says_its_run = server.says_its_run();
@@ -137,8 +137,8 @@ impl Runs {
         let is_same = last.as_ref().is_some_and(|last| last.is_same_run(&server));
         *last = Some(server);
         if !is_same && !is_first {
-            // Raise the number before any command uses the connection. So a thread that reads the
-            // number after a reply of this run reads the new number.
+            // Raise the number before any command uses the connection. So after a reply of this
+            // run, every thread reads the new number.
             self.incarnation.fetch_add(1, Ordering::AcqRel);
         }
         let number = says_its_run.then(|| self.incarnation());

@@ -218,8 +218,8 @@ impl Socket {
         self.open.closed.load(Ordering::Acquire)
     }
 
-    /// Makes the next read or write end at the deadline, or at most [`LATE`] after it. `anew`: the
-    /// last read or write ended before the deadline.
+    /// Makes the next read or write end at the deadline, or at most [`LATE`] after it. `anew`:
+    /// whether the last read or write ended before the deadline.
     fn arm(&mut self, way: IoDirection, anew: bool) -> io::Result<()> {
         let left = match self.left.take().map_or_else(|| time_left(self.deadline), Ok) {
             // If the process was stopped in its read until after the deadline, it can still read a
@@ -321,8 +321,8 @@ fn time_left(deadline: Instant) -> io::Result<Duration> {
     Ok(left)
 }
 
-/// The error of a read or write. If the system has broken the connection because the other side was
-/// silent, the error is a broken connection and not a timeout.
+/// Returns the error of a read or write. If the system has broken the connection because the other
+/// side was silent, this is the error of a broken connection and does not count as a timeout.
 fn given_up(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::TimedOut => io::Error::new(io::ErrorKind::ConnectionAborted, error),
@@ -523,7 +523,7 @@ mod tests {
             assert_eq!(looked > 0, read == 0, "{looked} looks before read {read}");
         }
         assert_eq!(late.reads.load(Ordering::SeqCst), 100);
-        // A read while another thread polls.
+        // Another thread polls while this thread reads.
         let (_, second) = polled(3, LONG, count(&looks));
         let second = std::sync::Mutex::new(second);
         let beside = move || {

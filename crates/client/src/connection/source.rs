@@ -57,7 +57,8 @@ impl<T> fmt::Debug for Provider<T> {
 /// The part of the validity after which the user's code is called again.
 const RENEWED_AFTER: f64 = 0.75;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
-/// The pause before a retry is the validity divided by this, within the two bounds.
+/// The pause before a retry is the validity divided by this number, between the shortest and the
+/// longest pause.
 const RETRY: u32 = 32;
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
@@ -68,7 +69,7 @@ pub struct Source<T>(Arc<Shared<T>>);
 struct Shared<T> {
     state: Mutex<SourceState<T>>,
     changed: Condvar,
-    /// How often open connections have been given a new value.
+    /// The number of times that open connections have been given a new value.
     renewals: AtomicU64,
     renewed: OnceLock<Box<OnRenewed<T>>>,
 }
@@ -139,7 +140,7 @@ impl<T: Provided> Source<T> {
         state.answer.clone()
     }
 
-    /// How often open connections have been given a new value.
+    /// The number of times that open connections have been given a new value.
     pub(crate) fn renewals(&self) -> u64 {
         self.0.renewals.load(Ordering::Acquire)
     }
@@ -230,13 +231,13 @@ impl<T: Provided> Shared<T> {
                 let is_same = state.told.as_ref().is_none_or(|told| told.is_same_as(new));
                 let due = new.valid_for().and_then(|time| after(time, RENEWED_AFTER));
                 if renews {
-                    // No message if all connections already have this value.
+                    // Send no message if all connections already have this value.
                     tell = !is_same || state.differs;
                     state.differs = false;
                     state.renew_at = due;
                 } else {
                     state.differs |= !is_same;
-                    // The earliest time at which a connection needs a new value.
+                    // Keep the earliest time at which a connection needs a new value.
                     state.renew_at = state.renew_at.into_iter().chain(due).min();
                 }
                 if renews || state.told.is_none() {

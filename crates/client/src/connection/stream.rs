@@ -41,7 +41,7 @@ enum Stream {
 impl Connection {
     /// Connects, logs in, selects the database, and reads the server's description, all before
     /// `deadline`. After the connection is open, this takes one round trip. `begun` gets the closer
-    /// as soon as the connection is open. If `with_role`, also asks whether the server is a master.
+    /// as soon as the connection is open. `with_role`: whether to ask if the server is a master.
     pub(super) fn open(
         address: &ConnectionAddr,
         network: &Network,

@@ -84,13 +84,13 @@ impl Slot {
         let limit = Limit::current();
         let latest = until;
         let until = limit.as_ref().map_or(until, |limit| limit.earlier_of(until));
-        // Whether `until` comes from the limit, and not from the call's timeout.
+        // Whether `until` comes from the limit. Otherwise it comes from the call's timeout.
         let is_its_end = until < latest;
         let is_past_limit = || limit.as_ref().is_some_and(Limit::is_over);
         let ended = || {
             // The end of the client does not count as the end of the limit.
             if is_past_limit() || is_its_end && !self.cluster.is_ended() {
-                // If servers only redirected the call, they do not count as answering.
+                // A server that only redirected the call does not count as answering.
                 limit::cuts(false);
             }
         };

@@ -24,8 +24,8 @@ pub(super) struct Call {
 pub(super) enum CallState {
     /// The command is not yet written, or not yet answered.
     Queued,
-    /// The call's thread must combine. `Combines` is set under the lane's mutex, like the `Done` of
-    /// a thread that leaves, so a thread that has left never becomes the combiner.
+    /// The call's thread must combine. `Combines`, and the `Done` of a thread that leaves, are set
+    /// under the lane's mutex. So a thread that has left never becomes the combiner.
     Combines,
     /// The command is answered, or the thread leaves with this outcome.
     Done(Outcome),
@@ -106,7 +106,7 @@ impl Lane {
         self.follow(&self.queue(command.asking()), Limit::current().as_ref())
     }
 
-    /// Queues a command. If no thread combines, the calling thread must.
+    /// Queues a command. If no thread combines, the calling thread must combine.
     fn queue(&self, command: Command) -> Arc<Call> {
         let call = Call::queued();
         let mut state = self.state.lock();
@@ -118,8 +118,8 @@ impl Lane {
     }
 
     /// Like [`call_once`](Self::call_once), but waits for other threads' packets only until
-    /// `limit`. (Calls without a limit do not sleep with a deadline, which would cost many threads
-    /// a twentieth of the rate.)
+    /// `limit`. (A call without a limit sleeps without a deadline: with many threads, deadlines
+    /// would cost a twentieth of the rate.)
     pub(super) fn call_within(
         self: &Arc<Self>,
         command: &Command,
@@ -283,7 +283,7 @@ impl Lane {
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         let begun = Instant::now();
         if queue.is_empty() {
-            // The caller's command has been written, and the thread that should read the reply has
+            // The caller's command has been written, but the thread that should read the reply has
             // left.
             combiner.on_link(Link::read_awaited);
         }
@@ -333,8 +333,7 @@ const LONGEST_GATHER: Duration = Duration::from_micros(500);
 impl ReplyReceiver for Call {
     fn receive(&self, outcome: Outcome) {
         let mut state = self.state.lock();
-        // A thread that has left gets no reply. The caller of this thread undoes the command's
-        // effects.
+        // A thread that has left gets no reply. Its caller undoes the command's effects.
         if matches!(*state, CallState::Queued | CallState::Combines) {
             *state = CallState::Done(outcome);
             drop(state);

@@ -82,9 +82,8 @@ impl<'a> Combiner<'a> {
     }
 
     /// Reads the replies that a call must read before it writes. Returns how many commands may be
-    /// written after this, so that the number of unread replies is bounded even if many calls
-    /// leave. Returns zero if the link broke or the limit is over: then the commands remain in the
-    /// queue.
+    /// written after this. This bounds the number of unread replies, even if many calls leave.
+    /// Returns zero if the link broke or the limit is over: then the commands remain in the queue.
     pub(super) fn room(&mut self, limit: &Limit) -> usize {
         self.on_link(|link| if link.reads_first() { link.read_limited(limit, 1) } else { Ok(()) });
         match &self.link {

@@ -64,7 +64,8 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|found| found == part)
 }
 
-/// In the meantime another lane has found the next master and stored its address.
+/// While this connection leads to the old master, another lane finds the new master and stores its
+/// address.
 #[test]
 fn an_error_names_the_server_that_the_connection_leads_to() {
     let server = Server::start().unwrap();

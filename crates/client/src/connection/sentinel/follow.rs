@@ -26,8 +26,7 @@ const LOOK: Duration = Duration::from_secs(1);
 const CHECK: Duration = Duration::from_secs(3);
 /// How long this request to another Sentinel may take. The thread reads no message in the meantime.
 const CHECKED_WITHIN: Duration = Duration::from_millis(500);
-/// The first pause before the thread tries the next Sentinel, if it could not listen to the last
-/// Sentinel.
+/// The first pause before the thread tries the next Sentinel, after it could not listen to one.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
@@ -89,7 +88,7 @@ impl Sentinels {
             self.health.lacks(NO_SWITCH);
             return self.check_only(at);
         }
-        // The reply to the second subscription.
+        // Read the reply to the second subscription.
         connection.receive_any_until(until)?;
         // Ask once for a change that came before the subscription.
         self.check(host_port, within);
