@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// How often a name is looked up that a test has set with [`lead`]. This may be often, because no
-/// name server is asked.
+/// The time between two look-ups of a name that a test has set with [`lead`]. The time is short,
+/// because no name server is asked.
 pub(crate) const LOOK_UP: Duration = Duration::from_millis(200);
 
 /// The addresses of names that a test has set, in place of the system's.

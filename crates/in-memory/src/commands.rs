@@ -174,7 +174,7 @@ impl Step<'_> {
         }
     }
 
-    /// Returns `number` random fields, all different. If `number` is negative, returns as many
+    /// Returns `number` random fields, all different. If `number` is negative, returns `-number`
     /// fields, which may repeat.
     fn some_fields(&mut self, key: &[u8], number: i64, with_values: bool) -> Reply {
         let mut fields = self.fields(key)?;

@@ -223,8 +223,8 @@ impl<K: Keys> Transport for ServerEnd<K> {
             Cow::Owned([&std::mem::take(&mut peer.commands), bytes].concat())
         };
         let (commands, rest) = split(&all);
-        // If the connection breaks now, some of the commands have run, some of these have replies,
-        // and the writer may get an error.
+        // If the connection breaks now, the server runs some of the commands, and replies to some
+        // of these. The writer may get an error.
         let breaks = server.breaks(&mut state);
         let run = if breaks { (server.chance)(commands.len()) } else { commands.len() };
         let answered = if breaks { (server.chance)(run) } else { run };

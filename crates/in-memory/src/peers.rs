@@ -96,7 +96,8 @@ impl Peers {
         self.all.iter().flatten().any(|peer| peer.channels.iter().any(|own| own == channel))
     }
 
-    /// Notes that the key has changed, and notifies each connection that has read it once.
+    /// Notes that the key has changed. Notifies each connection that has read the key since its
+    /// last notification of this key.
     pub fn changed(&mut self, key: &[u8]) {
         for peer in self.each() {
             let Some(tracked) = &mut peer.tracked else { continue };

@@ -1,8 +1,8 @@
 -- The functions that Redis provides for its scripts. This chunk has two arguments. `of_name` takes
 -- a command's name, and returns three functions that run the command with one, two and three
 -- arguments. `any` runs a command with any number of parts. This chunk returns two functions that
--- run a script: one for at most ten keys and arguments, and one for any number. (Most of a script's
--- time is spent between Lua and Rust: to pass a fixed number of strings takes half as long.)
+-- run a script: one for at most ten keys and arguments, and one for any number. (A script spends
+-- most of its time between Lua and Rust. A fixed number of strings is passed in half the time.)
 local of_name, any = ...
 
 -- The functions, by the commands' names.

@@ -93,8 +93,8 @@ pub trait Host: Send + Sync {
     /// cannot create a thread.
     fn start(&self, subscriber: Arc<Subscriber>) -> bool;
 
-    /// Wakes the subscriber thread of a server from its read. Sends a
-    /// [`control_message`](PubSub::control_message) for this.
+    /// Wakes the subscriber thread of a server from its read, by a
+    /// [`control_message`](PubSub::control_message).
     fn tell(&self, node: &Arc<Node>);
 
     /// Like [`tell`](Self::tell), but later, on another thread: this call does no I/O.
@@ -283,7 +283,7 @@ impl PubSub {
     }
 
     /// Listens to the client's own channel, on which scripts send messages to this key's waiters.
-    /// Its version changes when messages may have been missed.
+    /// The channel's version changes when messages may have been missed.
     pub fn listen_to_own(&self, key: &str) -> Subscription {
         self.listen_to_own_by(key, |node| self.host.tell(&node))
     }

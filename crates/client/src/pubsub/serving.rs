@@ -211,7 +211,7 @@ impl<'a> Serving<'a> {
                     return Err(error);
                 }
             }
-            // If messages still arrive on this channel, no thread listens to them.
+            // The server still sends the channel's messages, but no thread listens to them.
             Some(Unanswered::Unsubscribe(_)) => {}
             // The server had already ended the subscription, so it refuses the request. The reply
             // to the PING comes later.

@@ -220,8 +220,8 @@ impl Tracking {
         steps
     }
 
-    /// Handles the reply to a step. If the reply says whether the server tracks, returns that and
-    /// the next steps.
+    /// Handles the reply to a step. If the reply says whether the server tracks, also returns this
+    /// and the next steps.
     pub(super) fn answered(
         &mut self,
         step: TrackingStep,

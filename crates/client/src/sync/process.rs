@@ -9,11 +9,11 @@ use forkguard::Guard;
 /// The process in which the first client connected: this process or an ancestor.
 static FIRST: OnceLock<Guard> = OnceLock::new();
 
-/// Returns whether this process may connect a client: not if an ancestor has connected one. The
-/// reason: parking_lot keeps the sleeping threads of a process in one table. A forked child's copy
-/// of the table has entries of the parent's threads, and the child's own threads may get the stacks
-/// of those threads. When forked children were allowed to connect, one client of ten hung or
-/// crashed. An error means that the system allows no handler of `fork`.
+/// Returns `false` if an ancestor of this process has connected a client: then this process may not
+/// connect one. The reason: parking_lot keeps the sleeping threads of a process in one table. A
+/// forked child's copy of the table has entries of the parent's threads, and the child's own
+/// threads may get the stacks of those threads. When forked children were allowed to connect, one
+/// client of ten hung or crashed. An error means that the system allows no handler of `fork`.
 pub fn may_connect() -> Result<bool, impl Error + Send + Sync + 'static> {
     Guard::try_new().map(|this| {
         FIRST.get_or_init(|| this);

@@ -7,9 +7,9 @@ use std::sync::{Arc, Weak};
 use super::{Mutex, MutexGuard, clock, is_forked};
 
 /// The entries that a client's handles of the same name share. An entry exists for a moment after
-/// its last handle is dropped: a process that makes a handle for each call must be as fair to other
-/// processes as a process that keeps its handle. The references are weak, so that an unused name
-/// costs nothing.
+/// its last handle is dropped. The reason: a process that makes a handle for each call must be as
+/// fair to other processes as a process that keeps its handle. The references are weak, so that an
+/// unused name costs nothing.
 pub struct Registry<T> {
     names: Mutex<HashMap<Arc<str>, Weak<T>>>,
     recent: Mutex<Recent<T>>,

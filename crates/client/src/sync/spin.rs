@@ -74,8 +74,8 @@ impl Spin {
             std::thread::yield_now();
             passed = begun.elapsed();
         }
-        // If the hold came too late, the spin was in vain: a yield gave the processor to other
-        // threads, which need it.
+        // A spin that took longer than `longest` was in vain, even if `done` is true now: a yield
+        // gave the processor to other threads, which need it.
         if passed < longest {
             if self.balance.load(Ordering::Relaxed) < MOST_CREDIT {
                 self.balance.fetch_add(GAIN, Ordering::Relaxed);
