@@ -40,7 +40,7 @@ pub(crate) struct Hold {
     pub(crate) left: Option<(u64, Outcome)>,
     /// The time at which the callback for the loss ran.
     pub(crate) lost: Option<u64>,
-    /// The times at which the holder heard that others wait, or that nobody waits.
+    /// The times at which the holder was notified that others wait, or that nobody waits.
     pub(crate) heard: Vec<(u64, bool)>,
     pub(crate) killed: Option<u64>,
     /// The minimum time in ns for which the name stays taken after the grant, even without a

@@ -132,7 +132,7 @@ pub(crate) enum Event {
         keeps: u64,
     },
     Granted(Grant),
-    /// The guard reported that it is held until this time.
+    /// The guard reported that the lock is held until this time.
     Seen {
         id: u64,
         at: u64,
@@ -154,14 +154,15 @@ pub(crate) enum Event {
         id: u64,
         at: u64,
     },
-    /// The guard said for the first time that others wait, or that nobody waits. Or its callback
-    /// ran, since others had come to wait.
+    /// The guard reported for the first time that others wait, or that nobody waits. Or the guard's
+    /// callback for new waiters ran.
     Heard {
         id: u64,
         at: u64,
         is_wanted: bool,
     },
-    /// A call ended without a grant. `bound` is the time in ns within which it should have ended.
+    /// A call ended without a grant. `bound` is the time in ns within which the call should have
+    /// ended.
     Missed {
         kind: Kind,
         name: String,

@@ -76,7 +76,7 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a part that stays taken after a lost reply",
-        // After a restart the client would find what it has left at the server.
+        // After a restart, the client would find its own leftovers at the server.
         faults: "replies and requests lost or late",
         only: "several",
         replaced: &[],

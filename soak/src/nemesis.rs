@@ -21,12 +21,12 @@ use crate::history::{FAULTS, Fault, LEASES_LONGER, LEASES_SHORTER, MACHINE_STILL
 use crate::run::Crew;
 use crate::world::{World, ask, is_master};
 
-/// In ns: a new master may have been chosen this much earlier than this program saw it, and clients
-/// may have used the old master for this much longer.
+/// The servers may have chosen a new master up to this time (in ns) before this program saw the
+/// change. Clients may have used the old master for up to this time after the change.
 const BEFORE: u64 = ms(4000);
 const AFTER: u64 = ms(2000);
 const PULSE: Duration = Duration::from_millis(50);
-/// If the machine is late by this time, calls are delayed.
+/// If the machine stands still for this time, calls are delayed.
 const STOOD_STILL: u64 = ms(500);
 /// How often a fault is chosen until it is of a wanted kind.
 const CHOICES: usize = 20;
@@ -311,7 +311,7 @@ impl Nemesis<'_> {
                 network.trickle(false);
             }),
             _ => {
-                // Mostly short, while the hold of the request still lasts.
+                // The delay is mostly short, so that the hold of the request still lasts.
                 let late = Duration::from_millis(1 << rng.random_range(0..11));
                 let actions = [
                     Action::LoseRequest,

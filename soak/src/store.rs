@@ -23,10 +23,10 @@ redis.call('hset', KEYS[1], 'token', ARGV[1], 'value', ARGV[2])
 redis.call('rpush', KEYS[2], ARGV[2])
 return 1";
 
-/// A write by a writer, with two arguments: the writer, and the new value of a count, or nothing.
-/// The write is late if the writer has written before and another one has written since. The count
-/// has lost a write if it is not below the new value: another one has counted since the writer read
-/// it. The reply: how many writes were late so far, and how many are lost.
+/// Records a write. The arguments are the writer, and in some calls the new value of a count. The
+/// write is late if its writer has written before and another writer has written since then. If the
+/// stored count is not below the new value, a write is lost: another writer has counted since this
+/// writer read the count. Returns how many writes were late so far, and how many are lost.
 pub(crate) const LATE: &str = r"
 if redis.call('get', KEYS[1]) ~= ARGV[1] then
     redis.call('incrby', KEYS[3], redis.call('sismember', KEYS[2], ARGV[1]))
@@ -43,7 +43,7 @@ for i = 1, 5 do
 end
 return {tonumber(redis.call('get', KEYS[3]) or '0'), tonumber(redis.call('get', KEYS[5]) or '0')}";
 
-/// Returns the keys of such writes under a lock, in the lock's slot.
+/// Returns the keys of [`LATE`] for the writes under a lock. The keys are in the lock's slot.
 pub(crate) fn late_keys(lock: &str) -> [String; 5] {
     ["last", "writers", "late", "count", "lost"].map(|key| format!("{{{lock}}}:{key}"))
 }
@@ -95,7 +95,7 @@ impl Store {
         Ok(())
     }
 
-    /// A write without a look at the lock.
+    /// Makes a write with [`LATE`], without a check of the lock.
     pub(crate) fn write_late(&mut self, lock: &str, writer: &str, count: u64) -> RedisResult<()> {
         let mut call = self.late.prepare_invoke();
         late_keys(lock).into_iter().for_each(|key| {
@@ -104,14 +104,15 @@ impl Store {
         call.arg(writer).arg(count).invoke(&mut self.connection)
     }
 
-    /// The count of these writes.
+    /// Returns the count that [`write_late`](Self::write_late) changes.
     pub(crate) fn count(&mut self, lock: &str) -> RedisResult<u64> {
         let [.., count, _] = late_keys(lock);
         let count: Option<u64> = redis::cmd("GET").arg(count).query(&mut self.connection)?;
         Ok(count.unwrap_or(0))
     }
 
-    /// How many of these writes under the locks of this prefix were `late`, or `lost`.
+    /// Returns how many writes of [`LATE`] under the locks with this prefix were late, if `what` is
+    /// `late`, or are lost, if `what` is `lost`.
     pub(crate) fn late(&mut self, prefix: &str, what: &str) -> RedisResult<u64> {
         let pattern = format!("{{{prefix}*}}:{what}");
         let keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query(&mut self.connection)?;

@@ -46,11 +46,11 @@ fn gap(round: &Round, kill: usize) -> f64 {
     round.kills.get(kill).map_or(f64::NAN, |(_, gap)| *gap)
 }
 
-/// Returns the figures of a work. The comparison factor is that of the first figure.
+/// Returns the figures of a work. The first figure gives the factor of the comparison.
 fn figures(work: &Work) -> &'static [Figure] {
     match (work.figures, work.places) {
         (Figures::Pairs, _) => &[GRANTS, COMMANDS, CPU],
-        // Several threads may be inside at a time, so the number of switches has no meaning.
+        // Several threads may hold the lock at a time, so the number of switches has no meaning.
         (Figures::Contended, places) if places != 1 => &[GRANTS, SLOWEST, LONGEST, COMMANDS, CPU],
         (Figures::Contended, _) => &[GRANTS, SWITCHES, SLOWEST, LONGEST, COMMANDS, CPU],
         (Figures::Events, _) => &[MEDIAN, LATE, NUMBER],

@@ -51,7 +51,7 @@ pub(crate) fn switches(grants: &[Grant]) -> usize {
     grants.windows(2).filter(|pair| thread(&pair[0]) != thread(&pair[1])).count()
 }
 
-/// Returns how often too many threads were inside.
+/// Returns how often too many threads held the lock.
 pub(crate) fn doubles(grants: &[Grant], places: usize) -> usize {
     let mut inside: Vec<Grant> = Vec::new();
     let mut doubles = 0;

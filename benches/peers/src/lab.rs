@@ -31,7 +31,7 @@ const SHORT_LEASE: u64 = 5_000;
 const HOLDER_DIES: u64 = 3 * SECOND;
 const WAITER_DIES: u64 = 11 * SECOND;
 const KILLS_END: u64 = 14 * SECOND;
-/// How long after its request the waiter is killed.
+/// The time from the waiter's request to the kill of the waiter.
 const ASLEEP: u64 = 3 * MILLISECOND;
 
 pub(crate) struct Lab {
@@ -139,8 +139,8 @@ impl Lab {
         cells
     }
 
-    /// Connects the peers that have lost a process, because another peer with the same program has
-    /// failed, or its round has killed processes.
+    /// Connects the peers that have lost a process. Such a loss happens if another peer with the
+    /// same program has failed, or if a round of that peer has killed processes.
     fn prepare_again<'a>(
         &mut self,
         work: &Work,
@@ -249,7 +249,7 @@ impl Lab {
     ) -> Result<Vec<String>, String> {
         let until = Instant::now() + patience;
         let drivers = self.drivers.get_mut(&program).unwrap().iter_mut().take(processes);
-        // All drivers are asked, also after one has failed.
+        // Waits for all drivers, even after a driver has failed.
         let answers: Vec<_> = drivers
             .map(|driver| driver.answer(word, until.saturating_duration_since(Instant::now())))
             .collect();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, getuid, kill_process};
 use tempfile::TempDir;
 
-/// Where a library keeps its locks.
+/// The server in which a library keeps its locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Store {
     Redis,

@@ -148,12 +148,12 @@ pub(crate) struct Work {
     /// Whether the round trip to the server takes 1 ms.
     pub(crate) far: bool,
     pub(crate) inside: u64,
-    /// How much longer some turns hold the lock, at most.
+    /// The most time by which a turn holds the lock for longer than `inside`.
     pub(crate) spread: u64,
     pub(crate) rest: u64,
     /// The length of a round, as a multiple of the usual length.
     pub(crate) length: f64,
-    /// How many threads may be inside at a time. Zero: readers, or one writer.
+    /// How many threads may hold the lock at a time. Zero means many readers or one writer.
     pub(crate) places: usize,
 }
 

@@ -2,7 +2,7 @@
 //! once.
 //!
 //! A history does not record the generation of a call. Still, all calls of a generation overlap in
-//! time, and each call has another index.
+//! time, and each of these calls has its own index.
 
 use super::waits::{Call, IDLE, OFTEN, is_quiet};
 use super::{Findings, SLACK};

@@ -5,8 +5,8 @@ use super::{Findings, Hold};
 use crate::clock::ms;
 use crate::history::{Fault, Kind};
 
-/// `holds` are the holds of one name, by the time of their grants. Readers, permits and exclusive
-/// holders differ only in their weight and in the name's capacity.
+/// `holds` are the holds of one name, sorted by the time of their grants. Readers, permits and
+/// exclusive holders differ only in their weight and in the name's capacity.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
     let mut active: Vec<&Hold> = Vec::new();
     for hold in holds {

@@ -4,8 +4,8 @@ use super::{Findings, Hold};
 use crate::clock::ms;
 use crate::history::Round;
 
-/// If one call begins this much later than another, and no fault delays them, the earlier call is
-/// queued first.
+/// If a call begins this much later than another call, and no fault delays the two calls, the
+/// earlier call is queued first.
 const LATER: u64 = ms(400);
 /// If a call is overtaken this many times, a busy machine is not the reason.
 const MANY: usize = 3;

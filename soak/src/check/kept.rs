@@ -20,7 +20,7 @@ const SURE: u64 = ms(100);
 /// The maximum time by which the nemesis extends leases, each time.
 const LONGER: u64 = ms(3000);
 
-/// `holds` are the holds of one name, by the time of their grants.
+/// `holds` are the holds of one name, sorted by the time of their grants.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
     // The end of the last exclusive hold so far. Later holds must be granted after this end.
     let mut before = 0;
@@ -70,7 +70,7 @@ pub(super) fn stuck(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &
     let mut refused: Vec<(&str, u32, [u64; 2])> = Vec::new();
     for process in &round.processes {
         let mut asked: HashMap<(&str, u64), u64> = HashMap::new();
-        // How many names the call of this time was for.
+        // The number of names of the call that began at this time.
         let mut names: HashMap<u64, u32> = HashMap::new();
         for event in &process.events {
             match event {
@@ -82,7 +82,7 @@ pub(super) fn stuck(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &
                 Event::Missed { name, call, at, bound, outcome, .. } => {
                     let Some(keeps) = asked.remove(&(&**name, *call)) else { continue };
                     if *outcome == Outcome::Not && *bound >= SURE {
-                        // If the call was for several names, another one may be taken.
+                        // If the call was for several names, another of these names may be taken.
                         if names.get(call) == Some(&1) {
                             refused.push((name, process.number, [*call, *at]));
                         }

@@ -270,8 +270,8 @@ fn candidates(
                 What::Release | What::Expire => holding.contains_key(&it.hold),
             }
     });
-    // An end only makes room, so ends go first. After all ends goes the acquire that returned
-    // first.
+    // An end only makes room, so ends go first. The acquire that returned first goes after all
+    // ends.
     open.sort_by_key(|at| {
         let it = &operations[*at];
         (it.what != What::Acquire, std::cmp::Reverse(it.done))

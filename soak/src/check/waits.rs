@@ -16,7 +16,7 @@ const AFTER: u64 = ms(6000);
 /// A waiter for a lock polls after 1.2 s at the latest. After half of the lost messages, the lock
 /// is therefore idle for longer than this time.
 pub(super) const IDLE: u64 = ms(700);
-/// If waits are late so many times in a round, a busy machine is not the reason.
+/// If waits are late this many times in a round, a busy machine is not the reason.
 pub(super) const OFTEN: usize = 3;
 
 pub(super) struct Call<'a> {

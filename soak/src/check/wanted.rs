@@ -1,12 +1,12 @@
-//! A holder hears that others wait for its lock, and that they wait no longer.
+//! A holder is notified that other calls wait for its lock, and later that no call waits.
 
 use super::waits::{IDLE, OFTEN, is_quiet, is_quiet_but};
 use super::{Findings, Hold, SLACK};
 use crate::clock::ms;
 use crate::history::{Event, Kind, Round};
 
-/// Faults that lose messages at one moment, and after which requests are sent again at once. The
-/// next renewal then finds who waits.
+/// Faults that lose messages at one moment. After such a fault, requests are sent again at once,
+/// and the next renewal reports the waiters.
 const LOSES_MESSAGES: [&str; 4] = ["messages cut", "cut", "CLIENT KILL", "SCRIPT FLUSH"];
 
 pub(super) fn check(name: &str, holds: &[Hold], round: &Round, found: &mut Findings) {
@@ -19,7 +19,8 @@ pub(super) fn check(name: &str, holds: &[Hold], round: &Round, found: &mut Findi
     }
 }
 
-/// A holder that leaves as soon as others want its lock hears of them at once.
+/// If a holder leaves as soon as another call wants its lock, a message notifies the holder at
+/// once.
 fn at_once(name: &str, holds: &[Hold], round: &Round, found: &mut Findings) {
     let late = |pair: &&[Hold]| {
         let [one, next] = pair else { return false };
@@ -34,7 +35,7 @@ fn at_once(name: &str, holds: &[Hold], round: &Round, found: &mut Findings) {
     }
 }
 
-/// The calls for this name, by the times at which they began. Each has the time of its end.
+/// Returns the beginning and the end of each call for this name, sorted by the beginning.
 fn calls(name: &str, holds: &[Hold], round: &Round) -> Vec<[u64; 2]> {
     let granted = holds.iter().map(|it| [it.grant.call, it.grant.at]);
     let events = round.processes.iter().flat_map(|process| &process.events);
@@ -47,17 +48,19 @@ fn calls(name: &str, holds: &[Hold], round: &Round) -> Vec<[u64; 2]> {
     calls
 }
 
-/// The time for which each claim lasts, at most.
+/// Returns the time of the grant, and the latest end of the holder's claim to the lock.
 fn lasts(hold: &Hold) -> [u64; 2] {
     [hold.grant.at, hold.claims_until()]
 }
 
-/// A third of the lease, after which a renewal or a question has had its answer.
+/// Returns the time in which a renewal or a question gets its reply: a third of the lease, and some
+/// slack.
 fn third(hold: &Hold) -> u64 {
     hold.grant.lease / 3 + SLACK
 }
 
-/// A holder hears within a third of its lease that another call waits, even if a message was lost.
+/// If another call waits, the holder is notified within a third of its lease, even if a message was
+/// lost.
 fn in_time(name: &str, holds: &[Hold], calls: &[[u64; 2]], round: &Round, found: &mut Findings) {
     for hold in holds {
         let [from, to] = lasts(hold);
@@ -90,12 +93,12 @@ fn in_time(name: &str, holds: &[Hold], calls: &[[u64; 2]], round: &Round, found:
     }
 }
 
-/// If nobody waits any longer, the holder hears that within a third of its lease. (For a fair lock
-/// it may say for longer that others wait.)
+/// When no call waits any longer, the holder is notified within a third of its lease. (The guard of
+/// a fair lock may report waiters for longer.)
 fn taken_back(name: &str, holds: &[Hold], calls: &[[u64; 2]], round: &Round, found: &mut Findings) {
     for hold in holds.iter().filter(|it| it.grant.kind != Kind::Fair) {
         let [from, to] = lasts(hold);
-        // The times between which the guard says that others wait.
+        // `said` collects the periods in which the guard reports that others wait.
         let mut since = None;
         let mut said = Vec::new();
         for (at, is_wanted) in &hold.heard {
@@ -141,7 +144,8 @@ mod tests {
     use super::*;
     use crate::history::{Fault, Outcome, Process};
 
-    /// The violations of a hold with a lease of 3 s from 1 s to 9 s, and a call for its name.
+    /// Returns the violations of a hold from 1 s to 9 s with a lease of 3 s, and of another call
+    /// for its name.
     fn violations(call: [u64; 2], heard: &[(u64, bool)], faults: &[Fault]) -> Vec<&'static str> {
         let mut it = hold(1, 999, 1000, 9000);
         it.grant.lease = ms(3000);
@@ -173,7 +177,7 @@ mod tests {
         assert_eq!(violations([2000, 6000], &[(2900, true), (6100, false)], &[]), [""; 0]);
         assert_eq!(violations([2000, 6000], &[], &[]), ["unheard"]);
         assert_eq!(violations([2000, 6000], &[(4600, true), (6100, false)], &[]), ["unheard"]);
-        // The call may have ended before the holder heard.
+        // The call may have ended before the holder was notified.
         assert_eq!(violations([2000, 4400], &[], &[]), [""; 0]);
         let of = |kind: &str| Fault { kind: kind.to_owned(), ..fault(1500, 1501, None, false) };
         assert_eq!(violations([2000, 6000], &[], &[of("messages cut")]), ["unheard"]);

@@ -51,7 +51,7 @@ impl Worker {
         let keys = late_keys(&name);
         let keys = keys.each_ref().map(String::as_str);
         let read = kept.guard.command("GET", &keys[3..4], &[]);
-        // `None`: a write has failed, and may come late.
+        // `None` after a failed write, which may still reach the server later.
         let mut count = read.ok().map(|count| count.as_int().unwrap_or(0));
         let mut twin = self.store.count(&name).unwrap_or_else(|error| {
             self.shared.odd(format!("the store: {error}"));

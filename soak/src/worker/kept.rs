@@ -43,7 +43,8 @@ impl Does for Left {
     fn with(self, worker: &mut Worker, lock: impl Lock + Clone, about: About) {
         for _ in 0..worker.rng.random_range(1..4) {
             let terms = match worker.rng.random_range(0..100) {
-                // Only for an exclusive hold, because readers share a hold and its lease.
+                // Only an exclusive hold gets a fixed lease, because readers share a hold and its
+                // lease.
                 0 if about.weight == about.capacity => Terms::Fixed(LONG),
                 _ => worker.terms(),
             };

@@ -53,7 +53,7 @@ impl Worker {
         leave(&self.shared, kept, false);
     }
 
-    /// A hold that its thread keeps beyond the end of its lease, while others wait for that end.
+    /// Keeps a hold beyond the end of its lease, while other threads wait for this end.
     pub(super) fn lapse(&mut self) {
         let name = self.one_of("lapse", 3);
         let terms = Terms::Fixed(Duration::from_millis(400));
@@ -146,7 +146,7 @@ impl Worker {
         })
     }
 
-    /// A thread that holds a lock takes another level, without waiting.
+    /// Takes another level of a lock that this thread holds, without waiting.
     fn enter_again(&self, lock: &dyn Lock, kept: &Kept<LockGuard>) {
         let begun = now();
         match lock.try_lock() {
@@ -209,8 +209,8 @@ impl Worker {
         }
     }
 
-    /// Slow writes: a pause hits a holder between its read and its write, while others wait for its
-    /// lock. The name is used for longer than the pause.
+    /// Makes slow writes: a pause hits a holder between its read and its write, while other
+    /// processes wait for the lock. The name is used for longer than the pause.
     pub(super) fn late(&mut self) {
         let name = format!("{}-{}", self.one_of("fenced-late", 2), now() / (2 * SPAN));
         let lock = self.client.fenced_lock(&name);

@@ -1,4 +1,4 @@
-//! The work of holders that hear of waiters.
+//! The work of holders that are notified of waiters.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -12,7 +12,7 @@ use super::{READERS, WATCHDOG, Worker};
 use crate::clock::now;
 use crate::history::{Event, Kind};
 
-/// How often a holder looks whether its guard says that others wait.
+/// How often a holder checks whether its guard reports waiters.
 const LOOKS: Duration = Duration::from_millis(60);
 
 impl Worker {
@@ -20,9 +20,9 @@ impl Worker {
         if self.rng.random_bool(0.5) { self.wanted_at_once() } else { self.wanted_in_time() }
     }
 
-    /// A hold that its thread keeps until others want the lock. No renewal comes soon, so a message
-    /// tells the thread. (There are many names, so that most holders have the lock before the first
-    /// waiter comes.)
+    /// Keeps a hold until another thread wants the lock. The next renewal comes too late, so only a
+    /// message can notify the holder. (There are many names, so that most holders have the lock
+    /// before the first waiter comes.)
     fn wanted_at_once(&mut self) {
         let name = self.one_of("wanted", 8);
         let terms = Terms::Watched(Duration::from_secs(15));
@@ -39,9 +39,9 @@ impl Worker {
         leave(&self.shared, kept, false);
     }
 
-    /// A hold that leaves when its callback runs, or that stays and records what its guard says.
-    /// Renewals come soon, and find what a lost message did not tell. (Many waiters give up early,
-    /// and there are many names, so that often nobody waits.)
+    /// Takes a hold. The holder leaves when its callback runs, or stays and records the guard's
+    /// reports. Renewals come soon, so they report the waiters if a message is lost. (Many waiters
+    /// give up early, and there are many names, so that often nobody waits.)
     fn wanted_in_time(&mut self) {
         let number = self.rng.random_range(0..12);
         let name = format!("{}heard-{number}", self.task.prefix);

@@ -39,8 +39,8 @@ use records::Records;
 
 pub(crate) type Options = HashMap<String, String>;
 
-/// Takes the lock, calls the function that works inside, and releases the lock. Returns `false` if
-/// a call failed. The number is that of the turn.
+/// Takes the lock, calls the function that does the holder's work, and releases the lock. Returns
+/// `false` if a call failed. The first argument is the number of the turn.
 pub(crate) type Turn = Box<dyn FnMut(u64, &mut dyn FnMut()) -> bool + Send>;
 
 /// Whether this turn at a read-write lock writes. Every eighth turn writes.
@@ -61,7 +61,7 @@ pub(crate) fn inside(options: &Options, turn: u64) -> u64 {
     number(options, "inside") + number(options, "spread") / 16 * (turn * 5 % 16)
 }
 
-/// Returns the name for a thread.
+/// Returns the name of the lock that a thread uses.
 pub(crate) fn name(options: &Options, thread: u64) -> String {
     match options["own"].as_str() {
         "1" => format!("{}-{}-{thread}", options["name"], options["process"]),
