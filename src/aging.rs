@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use redlatch_client::sync::Mutex;
 
-/// Makes all leases of one client older. When the function returns, the leases that have ended are
-/// lost. Returns `false` if the client has ended.
+/// Makes all leases of one client older. When the function returns, the holds whose leases have
+/// ended are lost. Returns `false` if the client has ended.
 type Age = Box<dyn Fn(Duration) -> bool + Send>;
 
 /// Clients whose leases age together.

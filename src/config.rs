@@ -465,9 +465,9 @@ impl ClientBuilder {
     /// [`Semaphore`](crate::Semaphore), and to permits of an
     /// [`ExpirableSemaphore`](crate::ExpirableSemaphore) with their renewals and
     /// [`update_lease_time`](crate::ExpirableSemaphore::update_lease_time). The setting does not
-    /// apply to settings, to notifications, to the counts of a
-    /// [`CountDownLatch`](crate::CountDownLatch), or to the release of a lock. If a failover loses
-    /// a release, the lock is held until its lease ends.
+    /// apply to calls that set a number (such as `set_permits`), to notifications, to the counts of
+    /// a [`CountDownLatch`](crate::CountDownLatch), or to the release of a lock. If a failover
+    /// loses a release, the lock is held until its lease ends.
     ///
     /// **What it proves**: `count` replicas had the lock in memory before the call returned. If one
     /// of these replicas becomes the master, the new master has the lock. **What it cannot prove**,
@@ -488,8 +488,8 @@ impl ClientBuilder {
     /// new master's replicas have the lock.
     ///
     /// The cost: the client appends one `WAIT` to each packet of requests. (A packet may have
-    /// requests of several threads.) A call that takes a free lock takes longer by one trip from
-    /// the master to a replica. A hand-over from another process takes longer by this trip and a
+    /// requests of several threads.) A call that takes a free lock becomes longer by one trip from
+    /// the master to a replica. A hand-over from another process becomes longer by this trip and a
     /// round trip. Other calls on the same connection may wait for up to `within`, so a lease must
     /// be longer than `within`. The error may come up to 100 ms after `within`, because the server
     /// checks these waits only every 100 ms. The server counts a new replica after up to a second.

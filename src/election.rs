@@ -171,8 +171,8 @@ impl LeaderElection {
     ///
     /// The token also ends blocking calls, such as
     /// [`lock_cancellable`](crate::Lock::lock_cancellable). The token is also cancelled when `work`
-    /// has returned, so threads that `work` has started can stop by clones of the token. To end the
-    /// call, `work` may cancel a clone of `ends`.
+    /// has returned, so threads that `work` has started can notice the end by a clone of the token.
+    /// To end the call, `work` may cancel a clone of `ends`.
     ///
     /// If `work` panics, the client logs the panic, and the call continues as if `work` had
     /// returned: it resigns, pauses and campaigns again. The data that `work` changes must stay
@@ -655,7 +655,7 @@ impl Leadership {
     }
 
     /// Returns the state of the leadership, as far as this process knows it. The state is
-    /// [`Lost`](HoldState::Lost) as soon as this process is deposed, which may be a grace before
+    /// [`Lost`](HoldState::Lost) as soon as this process is deposed, which may be one grace before
     /// the lease ends. No I/O.
     #[must_use]
     pub fn state(&self) -> HoldState {
@@ -709,10 +709,11 @@ impl Leadership {
 
     /// Registers `callback`. The client calls `callback` once, with the reason, if this process is
     /// deposed before it resigns. If the lease was not renewed
-    /// ([`LeaseExpired`](LostReason::LeaseExpired)), the client calls `callback` a grace before the
-    /// lease ends by this process's clock. At the time of this call no other process leads yet,
-    /// unless this process was paused. For any other reason, another process may already lead. If
-    /// the leadership has already ended, the client calls `callback` soon.
+    /// ([`LeaseExpired`](LostReason::LeaseExpired)), the client calls `callback` one
+    /// [grace](LeaderElection::with_grace) before the lease ends, by the clock of this process. At
+    /// the time of this call no other process leads yet, unless this process was paused. For any
+    /// other reason, another process may already lead. If the leadership has already ended, the
+    /// client calls `callback` soon.
     ///
     /// Callbacks run on a thread of the client, one after the other, so a callback should be short.
     /// Drop a deposed leadership, because it may still keep the lock.
@@ -870,14 +871,14 @@ impl Term {
     }
 }
 
-/// The alarm is due: the lease ends soon, or it was renewed in the meantime.
+/// The alarm is due: the lease ends soon, or the lease was renewed in the meantime.
 impl Task for Term {
     fn due(self: Arc<Self>) -> Option<Renewal> {
         let left = self.left();
         if !left.is_zero() {
             let due = clock::now().saturating_add(clock::nanos(left));
             let weak: Weak<dyn Task> = Arc::downgrade(&(Arc::clone(&self) as Arc<dyn Task>));
-            // The alarm is never cancelled. After the drop of the term, it does nothing.
+            // The alarm is never cancelled. After the drop of the term, the alarm does nothing.
             let _alarm = self.site.core.watchdog.alarm(due, weak);
         }
         None

@@ -149,8 +149,8 @@ impl InMemoryServer {
         self.server.with_faults(|faults| faults.refused = scripts);
     }
 
-    /// Sets whether the server is out of reach. While it is, open connections break, and new
-    /// connections fail.
+    /// Sets whether the server is out of reach. If it is, open connections break, and a client
+    /// cannot open new connections.
     pub fn set_out_of_reach(&self, out: bool) {
         self.server.with_faults(|faults| faults.is_out = out);
     }

@@ -17,7 +17,7 @@ pub(crate) fn some_millis<S: Serializer>(
     time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).serialize(serializer)
 }
 
-/// Since 1970.
+/// Serializes a time as milliseconds since 1970.
 pub(crate) fn unix_millis<S: Serializer>(
     time: &SystemTime,
     serializer: S,
@@ -25,7 +25,7 @@ pub(crate) fn unix_millis<S: Serializer>(
     some_unix_millis(&Some(*time), serializer)
 }
 
-/// Since 1970.
+/// Serializes a time as milliseconds since 1970.
 pub(crate) fn some_unix_millis<S: Serializer>(
     time: &Option<SystemTime>,
     serializer: S,

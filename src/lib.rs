@@ -52,8 +52,8 @@
 //!
 //! A lock in Redis has a lease, so that a dead holder does not keep it for ever. The watchdog
 //! renews the lease while the guard lives. [`is_held`](LockGuard::is_held) returns true only until
-//! the end of the lease that the server last confirmed. The client counts the lease from the moment
-//! before it sent the request for the lease. If the lock is lost, its guard reports the loss
+//! the end of the lease that the server last confirmed. The client reads the clock before it sends
+//! a request, and counts the lease from this time. If the lock is lost, its guard reports the loss
 //! ([`on_lost`](LockGuard::on_lost)).
 //!
 //! - **A thread may sleep** past the end of its lease and then write. Call

@@ -12,7 +12,7 @@ use shuttle::rand::{Rng, thread_rng};
 use crate::scripts::eval::Script;
 use crate::scripts::lua;
 
-/// The hash, as a client sends it, of the script that consists of these files of `lua/`.
+/// The hash of the script that consists of these files of `lua/`. A client sends this hash.
 macro_rules! script {
     ($($part:tt),+) => {
         LazyLock::new(|| sha(concat!($(lua!($part)),+)))

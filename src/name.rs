@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// A synchronizer's key: the client's prefix and the [name](Self::given) that the user gave. A
 /// `Name` dereferences to the key, from which all other keys and channels are made. `{:?}` shows
-/// the given name. There is no `{}`.
+/// the given name. A `Name` does not implement `Display`.
 #[derive(Clone)]
 pub(crate) struct Name {
     key: Arc<str>,
