@@ -7,14 +7,14 @@
 //! is not reused before the guardian reaps the command. For these reasons, only the guardian
 //! signals the group. (If the guardian is paused, `redlatch run` kills the group in its place.)
 //!
-//! The guardian's stdin is a socket. `redlatch run` sends the command's stdin over it, and these
-//! lines:
+//! The guardian's stdin is a socket. Over this socket, `redlatch run` sends the command's stdin and
+//! these lines:
 //!
 //! ```text
-//! until T      the lock is certain until T, in ns on `clock`
-//! signal N     for the command
+//! until T      the lock is certainly held until T, in ns on `clock`
+//! signal N     a signal for the command
 //! wanted N     a signal for the command, after its first second
-//! stop T       the command is to be told to end at T
+//! stop T       ask the command to end at T
 //! kill         the lock is lost
 //! ```
 //!
@@ -53,8 +53,9 @@ pub(crate) const ARGUMENT: &str = "guard-of-redlatch-run";
 /// The maximum time between two checks of the clock. The clock goes on while the machine sleeps.
 const LOOK: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(100);
-/// The time after the command's beginning in which it gets no signal of `--on-wanted`. Others may
-/// wait already, and most signals would end a command that has not set up its handler yet.
+/// The time after the command's beginning in which the command gets no signal of `--on-wanted`.
+/// Others may wait already, and most signals would end a command that has not set up its handler
+/// yet.
 const SET_UP: u64 = 1_000_000_000;
 /// The niceness of this process and of the processes that it has killed, if the system allows it.
 /// With 30 busy processes for each core and the usual niceness, the guardian and the end of the

@@ -486,9 +486,9 @@ impl Work {
         self.command.is_some() && !self.failed
     }
 
-    /// The caller calls this after the guardian has died. If the guardian's children have not
-    /// ended, they are now children of this process, which ends them. If `command` is `None`, no
-    /// command has begun or will begin.
+    /// Takes the place of the guardian, which has died. If the guardian's children have not ended,
+    /// they are now children of this process, which ends them. If `command` is `None`, no command
+    /// has begun, and none will begin.
     fn take_over(&mut self, given_up: bool) -> Result<u8, Trouble> {
         let has_reaped = self.guardian.wait().is_ok_and(|status| status.success());
         let mut status = None;

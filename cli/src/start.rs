@@ -1,8 +1,8 @@
 //! The process that becomes the command. The process starts the command when its guardian sends the
 //! command's stdin.
 //!
-//! Before that, no code of the command runs, so that `redlatch run` knows the number of this
-//! process, and the guardian has left the process's group, before the command can do anything.
+//! No code of the command runs earlier. So before the command can do anything, `redlatch run` knows
+//! the number of this process, and the guardian has left the group of this process.
 
 use std::ffi::OsString;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Result, Write as _};

@@ -24,7 +24,7 @@ pub(crate) fn wait(args: &Args, name: &str, limit: Option<Duration>) -> Result<u
     if is_free_lock(&status) {
         return Ok(0);
     }
-    // The handle for this kind also reports readers.
+    // The handle of a read-write lock also reports readers.
     let lock: Box<dyn Lock> = match status.kind {
         StatusKind::ReadWriteLock => Box::new(client.read_write_lock(name).writer().clone()),
         _ => Box::new(client.reentrant_lock(name)),

@@ -144,7 +144,7 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     Ok(is_held && unknown.unlock().is_err() && failed.is_empty() && later < GOES_ON)
 }
 
-/// Runs the story with a lock that counts only when all replicas have it.
+/// Runs the story with a lock that counts as taken only when all replicas have the lock.
 fn acknowledged(sentinels: &Sentinels) -> Result<bool, Trouble> {
     const WITHIN: Duration = Duration::from_millis(200);
     let replicas = sentinels.replicas();

@@ -2,7 +2,7 @@
 //!
 //! The bugs exist only in a library that was built with `--cfg soak_mutants`. For a bug of a
 //! script, this list has a text of the script and its replacement. A bug of the client is in the
-//! client's code, under its name.
+//! client's code, under the bug's name.
 
 use std::env;
 use std::io::{BufRead, BufReader};

@@ -1,4 +1,4 @@
-//! Causes faults, and records each with its time.
+//! Causes faults, and records each fault with its time.
 //!
 //! Two threads cause faults at the same time: one for the processes, the other for servers and
 //! network.

@@ -86,7 +86,8 @@ impl Cluster {
                 .query(&mut node)
                 .unwrap_or_else(|error| panic!("no epoch: {error}"));
         }
-        // Each server already has its number, because a server that knows others accepts no number.
+        // The servers have their epochs before this call, because a server that knows others
+        // accepts no epoch.
         self.introduce();
         let share = usize::from(SLOTS).div_ceil(self.masters);
         for (at, server) in self.servers[..self.masters].iter().enumerate() {
@@ -342,9 +343,9 @@ impl Cluster {
     /// servers still receive this server's messages.)
     pub fn cut_off(&self, server: &Server) {
         let mut forget = redis::pipe();
-        // The commands are one transaction. In versions after Redis 7.0, a server also makes the
-        // servers that it still knows forget the other server. In Valkey, the other servers would
-        // introduce themselves again, so this server must ignore them.
+        // The commands are one transaction. In versions after Redis 7.0, a server passes a `FORGET`
+        // on to the servers that it still knows. In Valkey, the other servers would introduce
+        // themselves again, so this server must ignore them.
         forget.atomic();
         for other in self.servers.iter().filter(|other| other.port() != server.port()) {
             forget.cmd("CLUSTER").arg("FORGET").arg(self.id(other));

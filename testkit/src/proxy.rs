@@ -25,7 +25,7 @@ const BIND_BOUND: Duration = Duration::from_secs(5);
 
 /// A TCP proxy on a free port of 127.0.0.1, in front of a server.
 ///
-/// Dropping it cuts its connections and ends its threads.
+/// The drop of a proxy cuts its connections and ends its threads.
 #[derive(Debug)]
 pub struct Proxy {
     shared: Arc<Shared>,

@@ -32,7 +32,8 @@ const LEASE: Duration = Duration::from_secs(3);
 const WINDOW: usize = 5;
 
 /// Runs one of the processes. The threads of the process take a lock for some milliseconds, again
-/// and again. Another thread takes a second lock for seconds, whose lease must be renewed.
+/// and again. Another thread takes a second lock for seconds, so that the lease of this lock must
+/// be renewed.
 pub(crate) fn work(job: &Job) -> ! {
     // The buckets go from 0.1 ms to 1 min. Each bound is 1.5 times the previous bound.
     let buckets: Vec<f64> = (0..34).map(|at| 1e-4 * 1.5f64.powi(at)).collect();

@@ -36,7 +36,7 @@ pub(crate) struct Cell {
 pub(crate) struct Round {
     pub(crate) rate: f64,
     pub(crate) switches: f64,
-    /// The smallest part of an equal share that a thread got.
+    /// The smallest number of grants of a thread, as a part of an equal share.
     pub(crate) slowest: f64,
     pub(crate) longest: f64,
     #[serde(deserialize_with = "or_nan")]
@@ -64,7 +64,7 @@ fn or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
 }
 
 impl Results {
-    /// Replaces works by those of another run.
+    /// Replaces the results of works by the results of another run.
     pub(crate) fn replace(&mut self, other: Self) {
         let measured = |key: &str| other.cells.iter().any(|cell| cell.work == key);
         let works: Vec<_> = WORKS.iter().filter(|work| measured(work.key)).collect();

@@ -23,7 +23,7 @@ pub(crate) enum Store {
 
 /// The longest time until a server is ready.
 const START_BOUND: Duration = Duration::from_secs(20);
-/// Each thread of 64 processes has a session, for two rows of a table.
+/// In two rows of a table, 64 processes run, and each of their threads has a session.
 const CONNECTIONS: &str = "max_connections=300";
 
 /// Waits until the parent is gone, and then ends the server and removes its folder.
@@ -35,7 +35,8 @@ sleep 2
 rm -rf "$2"
 "#;
 
-/// A server on a free port of 127.0.0.1. It ends with this value, or with this process.
+/// A server on a free port of 127.0.0.1. The server ends when this value is dropped or this process
+/// ends.
 #[derive(Debug)]
 pub(crate) struct StoreServer {
     store: Store,
@@ -225,8 +226,8 @@ fn postgres(folder: &Path) -> Result<(String, String, Command), String> {
     ))
 }
 
-/// Returns the folder of Postgres's programs, which Debian does not put into `PATH`. An empty folder
-/// means that they are in `PATH`.
+/// Returns the folder of Postgres's programs, which Debian does not put into `PATH`. If the folder
+/// is empty, the programs are in `PATH`.
 fn postgres_programs() -> PathBuf {
     if first_line(Command::new("initdb").arg("--version")).is_ok() {
         return PathBuf::new();

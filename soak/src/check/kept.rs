@@ -1,5 +1,5 @@
 //! A name stays taken for a minimum time or until the end of a lease, even after its holder has
-//! gone. The name does not stay taken longer than that, or after a failed call.
+//! gone. The name does not stay taken for longer, and a failed call does not keep a name taken.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,7 +17,7 @@ const LONG: u64 = ms(20_000);
 const GRACE: u64 = ms(1000);
 /// A call with a shorter limit may end before the reply that the name is free.
 const SURE: u64 = ms(100);
-/// The maximum time by which the nemesis extends leases, each time.
+/// The maximum time by which one fault of the nemesis extends leases.
 const LONGER: u64 = ms(3000);
 
 /// `holds` are the holds of one name, sorted by the time of their grants.

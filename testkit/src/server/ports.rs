@@ -1,9 +1,9 @@
 //! Free ports below the range from which the system takes ports for outgoing connections.
 //!
 //! A server can bind such a port again after it was killed. The system never gives the port to a
-//! client that tries to connect to it (the client would then connect to itself). Another test's
-//! server cannot get the port in the meantime (it would then grant locks to the client), because a
-//! port is reserved among all processes that use this kit for as long as its [`Port`] exists.
+//! client that tries to connect to it (the client would then connect to itself). While a [`Port`]
+//! exists, no other process that uses this kit can get the port. So the client never reaches the
+//! server of another test.
 
 use std::net::TcpListener;
 use std::process;
