@@ -226,8 +226,8 @@ fn postgres(folder: &Path) -> Result<(String, String, Command), String> {
     ))
 }
 
-/// Returns the folder of Postgres's programs, which Debian does not put into `PATH`. If the folder
-/// is empty, the programs are in `PATH`.
+/// Returns the folder of Postgres's programs, which Debian does not put into `PATH`. If the path is
+/// empty, the programs are in `PATH`.
 fn postgres_programs() -> PathBuf {
     if first_line(Command::new("initdb").arg("--version")).is_ok() {
         return PathBuf::new();
