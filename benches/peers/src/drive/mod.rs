@@ -4,20 +4,22 @@
 //! A driver answers each line of its input with one line.
 //!
 //! - `prepare id=… key=value…` connects. The answer is `ready`, or `error` with a text. The keys
-//!   are `url`, `peer`, `work`, `name`, `own` (1: a name for each thread), `process` (its number),
-//!   `threads`, `inside` (how long a holder works, in ns; for a latch, its period), `spread` (how
-//!   much longer some turns work, in ns: turn `n` by `n * 5 % 16` sixteenths of this), `rest` (how
-//!   long a thread sleeps after a release, in ns) and `lease` (in ms).
+//!   are `url`, `peer`, `work`, `name`, `process` (the number of the process), `threads`, `lease`
+//!   (in ms), and these:
+//!   - `own`: 1 if each thread uses a name of its own
+//!   - `inside`: how long a holder works, in ns; for a latch, the period
+//!   - `spread`: how much longer some turns work, in ns: turn `n` by `n * 5 % 16` sixteenths
+//!   - `rest`: how long a thread sleeps after a release, in ns
 //! - `go id=… out=… start=… end=…` runs all threads from `start` to `end`. The answer is `done`
 //!   with the number of failed calls. If there is a file `schedule`, each of its lines has the
 //!   intended start of one call.
 //! - `close` closes all connections. The answer is `closed`.
 //!
 //! Times are on `CLOCK_MONOTONIC`, in ns. For each grant the file `out` gets four little-endian
-//! `u64`: the thread (bit 32 is set for a writer), the time at which the thread asked or should
-//! have asked, the time at which it got the lock (0: it gave up at the end), and the time at which
-//! it began to release. With `through=1` each grant is written at once. A call that fails is
-//! repeated, and its wait counts from the first call.
+//! `u64`: the thread (bit 32 is set for a writer), and three times. The thread asked, or should
+//! have asked, at the first time. It got the lock at the second time (0: it gave up at the end). It
+//! began to release the lock at the third time. With `through=1` the driver writes each grant at
+//! once. A driver repeats a call that fails, and counts the wait from the first call.
 
 use std::collections::HashMap;
 use std::fs;
