@@ -20,7 +20,7 @@ fn wait_no_threads() {
     wait_until("the background threads have ended", SOON, || own_threads().is_empty());
 }
 
-/// The test in which this executable's workers run.
+/// The entry point of the worker processes, which run this executable with only this test.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

@@ -404,7 +404,7 @@ fn a_key_that_changes_all_the_time_is_asked_for_now_and_then() {
             }
         });
         let (before, begun) = (counting.asked(), Instant::now());
-        // Time must pass here, since no event marks the moment.
+        // A fixed time must pass here, because no event shows the end of the wait.
         thread::sleep(UNIT * 35);
         let (asked, windows) = (counting.asked() - before, begun.elapsed().as_secs() as usize + 2);
         changes.store(false, Ordering::SeqCst);
@@ -428,7 +428,7 @@ fn a_server_that_tracks_few_keys_tells_of_all_and_is_not_flooded() {
     let begun = Instant::now();
     let held: Vec<_> = (0..20).map(|at| Held::lock(&client, &format!("few {at}"))).collect();
     wait_until("all are asked for", SOON, || counting.asked() >= 20);
-    // Time must pass here, since no event marks the moment.
+    // A fixed time must pass here, because no event shows the end of the wait.
     thread::sleep(UNIT * 20);
     let (asked, windows) = (counting.asked(), begun.elapsed().as_secs() as usize + 2);
     assert!(asked <= 20 * 10 * windows, "{asked} in {windows} s");

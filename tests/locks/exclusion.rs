@@ -46,7 +46,7 @@ impl Diary {
     }
 }
 
-/// The test in which this executable's workers run.
+/// The entry point of the worker processes, which run this executable with only this test.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

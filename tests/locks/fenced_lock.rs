@@ -29,7 +29,7 @@ fn see(redis: &mut Connection, name: &str, guard: &FencedLockGuard) -> u64 {
     token
 }
 
-/// The entry of this executable's workers, whose threads contend for a lock.
+/// The entry point of the worker processes, whose threads contend for a lock.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -224,7 +224,7 @@ fn a_token_key_without_a_usable_number_is_an_error_and_nothing_is_held() {
     }
 }
 
-/// For waiters, too, each request is refused, and the number does not change.
+/// Each request is refused, even the request of a waiter, and the number does not change.
 #[test]
 fn a_negative_number_is_nothing_to_count_tokens_on_from() {
     let server = server();

@@ -55,7 +55,7 @@ fn the_lock_stays_taken_from_one_guard_to_the_next() {
         assert_eq!(owner(&mut redis, name).unwrap(), guard.owner().unwrap().as_str());
         assert!(guard.remaining() <= LONG && pttl(&mut redis, name) <= LONG.as_millis() as i64);
         assert!(lock.try_lock().unwrap().into_option().is_none());
-        // The adopter hands it on, and the third client adopts that.
+        // The adopter makes another ticket from its guard, and the third client adopts this ticket.
         let next = guard.into_ticket(KEEP).unwrap();
         is_not_held(third.adopt(&ticket));
         third.adopt(&next).unwrap().unlock().unwrap();
@@ -64,7 +64,7 @@ fn the_lock_stays_taken_from_one_guard_to_the_next() {
     assert_eq!(giver.snapshot().counts.lost, 0);
 }
 
-/// The ticket is no client's, so the end of the holder's process does not end it.
+/// The ticket belongs to no client, so it stays valid after the end of the holder's process.
 #[test]
 fn a_successor_adopts_the_lock_of_a_process_that_is_gone() {
     let server = server();
@@ -85,7 +85,7 @@ fn a_successor_adopts_the_lock_of_a_process_that_is_gone() {
     }
 }
 
-/// The entry of this executable's workers, which hand their lock over.
+/// The entry point of the worker processes, which hand their lock over.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -132,7 +132,8 @@ fn waiters_wait_on_and_get_the_lock_after_the_adopter() {
     };
     let theirs = wait_for_it(&third);
     wait_in_line(&server, "queued", 1);
-    // The guard leaves at once, so it could be passed to this thread of its process.
+    // The process of the guard has a waiting thread. The hold must become a ticket, and must not be
+    // passed to this thread.
     let beside = wait_for_it(&giver);
     beside.wait_queued();
     let ticket = guard.into_ticket(KEEP).unwrap();
@@ -147,7 +148,8 @@ fn waiters_wait_on_and_get_the_lock_after_the_adopter() {
 }
 
 /// A thread of the adopter's process waits in Redis's queue. If the adoption took the leadership
-/// from it, the release would make another thread of the process lead, with an entry of its own.
+/// from this thread, the release would make another thread of the process lead, which would add a
+/// second entry.
 #[test]
 fn an_adoption_beside_waiting_threads_of_its_process_leaves_them_in_line() {
     let server = server();
@@ -202,7 +204,7 @@ fn a_ticket_that_nobody_adopts_ends_with_its_lease() {
         called.fetch_add(1, Ordering::SeqCst);
     });
     let ticket = guard.into_ticket(3 * UNIT).unwrap();
-    // The giver's client goes on, and does not renew it.
+    // The giver's client lives on, but does not renew the ticket's lease.
     taker.reentrant_lock("late").lock().unwrap().unlock().unwrap();
     is_not_held(taker.adopt(&ticket));
     is_not_held(giver.adopt(&ticket));
@@ -282,7 +284,7 @@ fn an_adoption_without_a_reply_is_repeated_as_the_same_one() {
     let proxy = Proxy::before(&server);
     let (giver, taker, third) = (client(&server), behind_proxy(&server, &proxy), client(&server));
     let mut redis = server.connection();
-    // The client itself sends the second request here.
+    // In these cases the client itself sends the request a second time.
     for action in [Action::LoseReply, Action::LoseRequest] {
         let ticket = ticket(&giver, "resent");
         on(&proxy, ticket.owner().to_string(), 1, action);
@@ -313,8 +315,9 @@ fn an_adoption_without_a_reply_is_repeated_as_the_same_one() {
     }
 }
 
-/// The release got no answer, so the client may end the adopted hold at any time. Without this, a
-/// second guard of the same owner could lose the lock to that release.
+/// The client got no reply to the release, so a copy of the release may end the adopted hold at any
+/// time. If the client adopted the ticket again under the same owner, that copy could end the new
+/// hold.
 #[test]
 fn a_ticket_is_not_adopted_again_while_the_end_of_its_hold_is_unknown() {
     let server = server();
@@ -359,7 +362,7 @@ fn a_ticket_without_a_reply_is_asked_for_once_more_or_released() {
     }
 }
 
-/// Nothing was sent, and the guard goes on.
+/// The client sends no request, and the returned guard still works.
 #[test]
 fn a_guard_that_cannot_be_handed_over_comes_back() {
     let server = server();

@@ -111,7 +111,7 @@ fn a_holder_of_any_kind_hears_by_message() {
     }
 }
 
-/// When a waiter comes at once, no client listens for its message yet.
+/// If a waiter comes soon after the grant, the holder's client does not listen for messages yet.
 #[test]
 fn a_holder_listens_first_and_then_looks() {
     let server = server();
@@ -129,7 +129,7 @@ fn a_holder_listens_first_and_then_looks() {
 fn a_holder_whose_message_is_lost_hears_at_its_renewal() {
     let server = server();
     let client = watched(&server, RENEWED);
-    // With the flag and without it.
+    // The first lock wants to be notified by a message, and the second lock does not.
     for (name, lock) in [
         ("told", client.reentrant_lock("told").with_wanted()),
         ("untold", client.reentrant_lock("untold")),
@@ -170,7 +170,7 @@ fn a_hold_with_a_fixed_lease_looks_at_each_third_of_it() {
     }
 }
 
-/// Nobody renews the hold, and no guard has a callback.
+/// The hold has a fixed lease, so no renewal finds the waiter. The guard has no callback.
 #[test]
 fn a_holder_with_a_fixed_lease_whose_message_is_lost_looks_again() {
     let server = server();
@@ -215,7 +215,7 @@ fn a_holder_asks_again_when_it_may_have_missed_a_message() {
     calls.wait(1);
 }
 
-/// The process sends no request about its own threads.
+/// For a waiting thread of the same process, the holder is notified without a request.
 #[test]
 fn a_thread_of_the_same_process_wants_the_lock_each_time_that_it_comes() {
     fn comes(lock: impl Lock + Clone + 'static) {
@@ -226,7 +226,7 @@ fn a_thread_of_the_same_process_wants_the_lock_each_time_that_it_comes() {
             let waits = spawn(move || waiter.try_lock_for(wait).unwrap().into_option().is_some());
             calls.wait(times);
             assert!(guard.is_wanted());
-            // A second one changes nothing.
+            // A second waiter changes nothing.
             let second = lock.clone();
             let more = spawn(move || second.try_lock_for(UNIT).unwrap().into_option().is_some());
             assert!(!more.join() && !waits.join());
@@ -421,7 +421,7 @@ fn a_holder_that_does_not_want_to_hear_is_told_nothing() {
     wait_in_line(&server, "quiet", 1);
     guard.unlock().unwrap();
     waits.join();
-    // It comes behind all others.
+    // This message comes after all other messages.
     let _: usize = server.connection().publish("{redlatch:}", "the end").unwrap();
     loop {
         let message = format!("{:?}", messages.recv_response().unwrap());

@@ -207,7 +207,7 @@ fn an_absent_server_is_not_hammered() {
         }
     });
     let client = lazy(&format!("redis://{}", stranger.address));
-    // Time must pass here, since no event marks the moment.
+    // A fixed time must pass here, because no event shows the end of the wait.
     thread::sleep(UNIT * 5);
     assert_eq!(count.load(Ordering::SeqCst), 0, "no call has needed the server");
     let limit = UNIT * 20;

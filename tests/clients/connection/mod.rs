@@ -77,14 +77,14 @@ fn without_the_right_to_info_connections_come_to_an_end() {
         assert!(!client.reentrant_lock(&format!("other:{at}")).is_locked().unwrap());
     }
     let before = opened(&server);
-    // Time must pass here, since no event marks the moment.
+    // A fixed time must pass here, because no event shows the end of the wait.
     thread::sleep(UNIT * 10);
     let more = opened(&server) - before;
     assert!(more < 20, "{more} connections");
     assert!(guard.is_held());
 }
 
-/// The test in which this executable's workers run.
+/// The entry point of the worker processes, which run this executable with only this test.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -113,7 +113,7 @@ fn a_process_that_is_stopped_while_it_waits_finds_the_reply() {
         worker.sigstop();
         let in_time = begun.elapsed() < IMPATIENT;
         proxy.release();
-        // Time must pass here, since no event marks the moment.
+        // A fixed time must pass here, because no event shows the end of the wait.
         thread::sleep(IMPATIENT * 3);
         worker.sigcont();
         let outcome = worker.expect_line("outcome", SOON);

@@ -197,7 +197,7 @@ fn a_release_that_a_replica_refuses_opens_few_connections() {
     replicate(&server, Some(&master));
     let before = opened(&server);
     drop(guard);
-    // Time must pass here, since no event marks the moment.
+    // A fixed time must pass here, because no event shows the end of the wait.
     thread::sleep(UNIT * 20);
     let more = opened(&server) - before;
     assert!(more < 20, "{more} connections");

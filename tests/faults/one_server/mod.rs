@@ -29,7 +29,7 @@ use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 /// A lease that is short enough for a test to wait for its end.
 const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 
-/// The test in which this executable's workers run.
+/// The entry point of the worker processes, which run this executable with only this test.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

@@ -463,7 +463,7 @@ fn a_hold_behind_a_dead_network_is_lost_at_its_deadline() {
     let held = holder(&mut server.connection(), "cut off");
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     proxy.thaw();
-    // Time must pass here, since no event marks the moment.
+    // A fixed time must pass here, because no event shows the end of the wait.
     thread::sleep(LEASE);
     assert_eq!(holder(&mut server.connection(), "cut off"), held);
     theirs.unlock().unwrap();
@@ -482,7 +482,7 @@ fn an_extended_hold_whose_release_is_lost_does_not_stay_for_its_extended_lease()
     on_release(&proxy, "extended", 1, Action::LoseRequest);
     proxy.refuse();
     is_clear(&outer.unlock().unwrap_err(), "extended", "no longer holds it");
-    // Time must pass here, since no event marks the moment.
+    // A fixed time must pass here, because no event shows the end of the wait.
     thread::sleep(LEASE * 3 / 2);
     proxy.accept();
     wait_free(&server, "extended", SOON);

@@ -256,7 +256,7 @@ fn without_memory_nothing_is_taken_and_all_is_released() {
     drop(guards.next());
     wait_free(&server, "unlocked", SOON);
     wait_free(&server, "dropped", SOON);
-    // Time must pass here, since no event marks the moment.
+    // A fixed time must pass here, because no event shows the end of the wait.
     thread::sleep(RENEWED * 3 / 2);
     let renewed = guards.next().unwrap();
     assert!(renewed.is_held());

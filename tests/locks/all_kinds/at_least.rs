@@ -206,8 +206,8 @@ fn an_owned_reader_beside_others_reads_for_its_least_time() {
     leaves_nothing(&server);
 }
 
-/// The test in which this executable's workers run. A worker takes the lock once in each interval,
-/// and reports its runs.
+/// The entry point of the worker processes, which run this executable with only this test. A worker
+/// takes the lock once in each interval, and reports its runs.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

@@ -37,7 +37,7 @@ fn an_extended_lease_outlives_the_first_one_and_costs_one_command(kind: Kind) {
     owned.extend(HOUR * 2).unwrap();
     assert_eq!(Commands::so_far(&server).scripts(), before + 1);
     assert!(owned.remaining() > HOUR && plain.remaining() > HOUR / 2);
-    // Time is the subject.
+    // The leases must run for this time.
     std::thread::sleep(FIRST + UNIT);
     assert_eq!((owned.state(), plain.state()), (HoldState::Held, HoldState::Held));
     plain.unlock().unwrap();
@@ -278,7 +278,7 @@ fn a_reader_extends_only_its_own_lease() {
     assert_eq!(watched.extend(HOUR).unwrap_err().kind(), ErrorKind::Config);
     watched.unlock().unwrap();
     drop(short);
-    // Time is the subject.
+    // The leases must run for this time.
     std::thread::sleep(FIRST + UNIT);
     assert_eq!(extended.state(), HoldState::Held);
     assert!(theirs.writer().try_lock().unwrap().into_option().is_none());

@@ -39,7 +39,7 @@ fn a_watched_hold_outlives_its_lease(kind: Kind) {
     let client = watched(&server, RENEWED);
     let lock = kind.make(&client, "watched");
     let guard = lock.lock().unwrap();
-    // Time must pass here, since no event marks the moment.
+    // A fixed time must pass here, because no event shows the end of the wait.
     std::thread::sleep(RENEWED * 3 / 2);
     assert!(guard.is_held() && lock.is_locked().unwrap());
     let left = pttl(&mut server.connection(), "watched");

@@ -335,7 +335,7 @@ fn after_a_wait_on_a_condition_an_outer_fixed_lease_is_whole_again() {
     assert!(lock.condition("never").wait_for(&inner, UNIT).unwrap().timed_out());
     inner.unlock().unwrap();
     outer.check(lease * 4).unwrap();
-    // Time must pass here, since no event marks the moment.
+    // A fixed time must pass here, because no event shows the end of the wait.
     thread::sleep(lease * 3 / 2);
     assert!(outer.is_held());
     outer.unlock().unwrap();

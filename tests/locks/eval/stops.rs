@@ -13,8 +13,8 @@ const STOPS: usize = 40;
 /// The number of pairs of processes. Each pair has its own name.
 const PAIRS: usize = 4;
 
-/// The test in which this executable's workers run. A worker takes the lock again and again, only
-/// by reply, because a grant by message has a longer lease.
+/// The entry point of the worker processes, which run this executable with only this test. A worker
+/// takes the lock again and again, only by reply, because a grant by message has a longer lease.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

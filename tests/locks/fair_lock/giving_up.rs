@@ -2,8 +2,7 @@
 
 use super::*;
 
-/// The two handles have separate queues, but they are the same lock. Only one thread can have this
-/// lock.
+/// The two handles have separate queues for the same lock, so only one thread can have the lock.
 #[test]
 fn a_fair_and_a_re_entrant_handle_of_a_name_are_one_lock() {
     let server = server();
@@ -76,7 +75,7 @@ fn a_waiter_that_gives_up_leaves_the_queue_at_once_and_the_rest_in_order() {
 #[test]
 fn a_head_that_gives_up_when_the_lock_is_free_tells_the_next() {
     let server = server();
-    // The waiter's own keep-alive request would find out, too, but comes late.
+    // The waiter's next keep-alive request would also find the free lock, but comes late.
     let (one, other) = (slow(&server), slow(&server));
     let mut redis = server.connection();
     for _ in 0..3 {
@@ -92,7 +91,8 @@ fn a_head_that_gives_up_when_the_lock_is_free_tells_the_next() {
             // A Java re-entrant lock releases the lock, and wakes no fair waiter.
             release_as_redisson(&mut redis, "told", &channel("told"));
             token.cancel();
-            // The head's keep-alive request may come in between. Then the head has had the lock.
+            // The first waiter's keep-alive request may come before the cancel. In that case the
+            // first waiter gets the lock.
             if let Err(error) = head.join() {
                 assert_eq!(error.kind(), ErrorKind::Cancelled);
             }

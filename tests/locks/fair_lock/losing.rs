@@ -28,7 +28,8 @@ fn a_passed_hold_whose_lease_ends_lets_the_next_in() {
         let lock = one.fair_lock("passed on").with_lease(LEASE);
         let first = one.fair_lock("passed on").with_lease(LEASE);
         let guard = other.fair_lock("passed on").lock().unwrap();
-        // The first thread passes the lock to the second, which keeps it past its lease.
+        // The first thread passes the lock to the second thread, which keeps it for longer than the
+        // lease.
         let first = spawn(move || {
             drop(first.lock().unwrap());
         });
@@ -48,7 +49,7 @@ fn a_passed_hold_whose_lease_ends_lets_the_next_in() {
         guard.unlock().unwrap();
         first.join();
         wait_until("the second has it", SOON, || has.load(Ordering::SeqCst));
-        // After a pass, the old holder stays in the queue until the release.
+        // If the hold was passed, the queue has one entry more until the release.
         passes += usize::from(queue(&server, "passed on").len() == 2);
         assert_eq!(line.join(), [0]);
         kept.store(true, Ordering::SeqCst);
@@ -118,7 +119,7 @@ fn forced_unlocks_at_any_moment_leave_no_hold_without_a_guard() {
         .collect();
     let lock = theirs.fair_lock("taken away");
     let mut random = Random::new();
-    // Time must pass here: many moments are tried.
+    // The threads contend for this time, and try many interleavings.
     let until = Instant::now() + UNIT * 30;
     wait_until("it was taken from many", SOON, || {
         for _ in 0..10 {

@@ -92,7 +92,7 @@ fn a_waiter_can_give_up_before_the_request_of_another_is_answered() {
     assert_eq!(waiting.join().unwrap_err().kind(), ErrorKind::Cancelled);
     assert!(!first.is_finished(), "they waited for its reply");
 
-    // Another waiter has asked for this one.
+    // Another waiter's request has also asked for this waiter.
     let (second, _) = waits(&lock);
     second.wait_asleep();
     let (third, cancel) = waits(&lock);

@@ -133,7 +133,7 @@ fn received(redis: &mut redis::Connection) -> u64 {
     bytes.unwrap().parse().unwrap()
 }
 
-/// The test in which this executable's workers run.
+/// The entry point of the worker processes, which run this executable with only this test.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

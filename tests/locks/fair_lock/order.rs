@@ -103,7 +103,7 @@ fn a_waiter_that_has_only_just_come_is_not_passed_over() {
         proxy.clear_rules();
         let order = line.join();
         leaves_nothing(&server, "new");
-        // The process also did not stand still for as long as its grant lasted.
+        // If the process stood still for half of the provisional lease, the test tries again.
         if took >= JUST || released.elapsed() >= PROVISIONAL / 2 {
             return JUST;
         }

@@ -29,8 +29,8 @@ fn gone(server: &Server, client: &Client, name: &str) -> String {
     let (lock, cancel) = (client.fair_lock(name), token.clone());
     let waiter = spawn(move || lock.lock_cancellable(&cancel).map(drop).is_err());
     let owner = wait_queue(server, name, 1).remove(0);
-    // Before the reply, the client would give the request up again and again for ten minutes, since
-    // the request may come late.
+    // The waiter must have its reply before it gives up. Otherwise its request might come late, and
+    // the client would give up the entry again and again for ten minutes.
     waiter.wait_queued();
     token.cancel();
     assert!(waiter.join());
@@ -41,7 +41,8 @@ fn gone(server: &Server, client: &Client, name: &str) -> String {
 #[test]
 fn a_place_that_a_late_request_takes_keeps_no_waiter_out() {
     let server = server();
-    // If the head does not take the lock, the waiter behind it sends it a message.
+    // If the first waiter does not take the free lock, a request of the waiter behind it sends it a
+    // message.
     let (one, other) = (slow(&server), slow(&server));
     let mut redis = server.connection();
     for released in [true, false] {
@@ -91,7 +92,7 @@ fn a_late_request_with_a_short_lease_leaves_no_place_though_no_waiter_comes() {
         })
         .unwrap();
     wait_queue(&server, "short", 0);
-    // This is many leases later.
+    // This time is many times the lease.
     thread::sleep(UNIT * 3);
     assert!(ask_late(&server, "short", &owner, UNIT / 10), "the test shows nothing");
     wait_queue(&server, "short", 0);
@@ -150,7 +151,8 @@ fn databases_and_names_that_share_keys_strand_no_waiter() {
         }
         waiters.into_iter().for_each(Running::join);
     }
-    // These two are in one queue, and each wakes the waiters of the other.
+    // The names `x` and `{x}` have one queue, and each lock's release wakes the waiters of the
+    // other lock.
     let [client, _] = &clients;
     let guards: Vec<_> =
         ["x", "{x}"].iter().map(|name| client.fair_lock(name).lock().unwrap()).collect();

@@ -63,9 +63,9 @@ fn wait_as_redisson(redis: &mut redis::Connection, name: &str, number: u64, wait
         .unwrap();
 }
 
-/// Redisson drops waiters that were in the queue for longer than their wait. Redisson does not
-/// change the scores of the waiters behind the dropped waiters. The scores of the waiters behind
-/// still contain the time that redlatch's waiters had added for the dropped waiters.
+/// Redisson drops waiters that were in the queue for longer than their wait, and does not change
+/// the scores of the waiters behind them. These scores still contain the time that redlatch's
+/// waiters added for the dropped waiters.
 #[test]
 fn a_dead_java_waiter_costs_no_more_than_its_short_wait() {
     const WAIT: Duration = Duration::from_millis(4 * UNIT.as_millis() as u64);
@@ -117,7 +117,7 @@ fn a_java_holders_release_is_heard_by_the_first_waiter() {
             for owner in &waiting {
                 wait_subscribed(&server, &channel_of("java holds", owner));
             }
-            // By then the waiters have asked again, and get all messages.
+            // The waiters have asked again by now, and get all messages.
             token.cancel();
             assert!(quitter.join());
             let first = wait_queue(&server, "java holds", 2).remove(0);
@@ -245,7 +245,8 @@ fn a_refused_unsubscription_is_no_other_channels_refusal() {
             let guard = other.fair_lock("fair").lock().unwrap();
             let mut line = Line::new(&server);
             line.add(&restricted.fair_lock("fair"));
-            // The client gives up one waiter's channel while another waiter listens to a new one.
+            // The client gives up the channel of one waiter while another waiter subscribes to a
+            // new channel.
             hold_as_redisson(&mut redis, "java", LONG);
             let lock = restricted.fair_lock("java");
             let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());

@@ -46,13 +46,14 @@ fn a_fixed_lease_shorter_than_the_provisional_one_ends_at_the_server_too() {
     let server = server();
     let proxy = Proxy::before(&server);
     let lock = behind(&server, &proxy).reentrant_lock("short").with_lease(UNIT * 3);
-    // Otherwise no guard would have the hold, and it would last until the server ends it.
+    // If the client did nothing at the end of the short lease, the lock would stay taken for the
+    // whole provisional lease.
     once_within(PROVISIONAL, || {
         let (tell, told) = mpsc::channel::<()>();
         let (say, entered) = mpsc::channel();
         let waiter = handed(&server, &proxy, &lock, move |guard, entered| {
             say.send(entered).unwrap();
-            // The guard's thread does nothing until then.
+            // The guard's thread does nothing until the test drops the sender.
             let _ = told.recv();
             assert!(!guard.is_held());
         });
@@ -94,7 +95,7 @@ fn a_waiter_stopped_over_its_grant_costs_the_others_the_provisional_lease() {
     }
     let released = Instant::now();
     guard.unlock().unwrap();
-    // The wait took no longer than this. The whole lease is a minute.
+    // The waiter waited for the end of a provisional lease. The whole lease is a minute.
     let took = waiter.join() - released;
     assert!(took >= PROVISIONAL, "{took:?}");
 }
@@ -131,8 +132,8 @@ fn a_level_of_the_watchdogs_takes_nothing_from_a_fixed_lease_that_is_longer() {
     waiter.join();
 }
 
-/// If the process is killed, others wait for its own lease, and not for the provisional lease.
-/// Because a busy machine may be late, this must be true in only one of several rounds.
+/// If the holder's process is killed, others wait only for the end of its short lease. Because a
+/// busy machine may be late, only one of several rounds must succeed.
 #[test]
 fn a_provisional_lease_longer_than_the_wanted_one_is_cut_after_a_moment() {
     let server = server();
@@ -174,7 +175,7 @@ fn a_fixed_lease_outlives_its_thread() {
     wait_until("it is raised", SOON, || pttl(&mut redis, "outlives") > 2_000);
 }
 
-/// Because a busy machine may delay replies, this must be true in only one of several rounds.
+/// Because a busy machine may delay replies, only one of several rounds must succeed.
 #[test]
 fn many_fixed_leases_are_raised_in_time_at_a_distance() {
     let server = server();
@@ -208,7 +209,7 @@ fn lost_at_a_distance(server: &Server) -> usize {
     waiters.into_iter().map(Running::join).filter(Result::is_err).count()
 }
 
-/// Because a busy machine may delay a reply, this must be true in only one of several rounds.
+/// Because a busy machine may delay a reply, only one of several rounds must succeed.
 #[test]
 fn a_raise_whose_reply_is_lost_is_tried_again_in_time() {
     let server = server();

@@ -66,7 +66,8 @@ fn is_raised_once(server: &Server) -> bool {
             return false;
         }
         let raised = renewals.load(Ordering::SeqCst);
-        // The clock was read before both ends, so they are not taken as later than they are.
+        // The clock is read before the remaining times, so the computed ends are not later than the
+        // real ends.
         let now = entered.elapsed();
         let left = Duration::from_millis(pttl(&mut redis, "fixed").unsigned_abs());
         // (On a busy machine, time passes between the read of the clock and the request.)
@@ -106,7 +107,7 @@ fn ends_short(server: &Server, way: &'static str) -> Duration {
         if way == "asleep" {
             assert_eq!(lost.recv_timeout(SOON), Ok(LostReason::LeaseExpired));
         } else {
-            // The guard's own unlock is the first sign of the loss, or nearly the first.
+            // The thread calls `unlock` as soon as the guard reports the loss.
             while guard.is_held() {
                 std::hint::spin_loop();
             }
@@ -130,7 +131,8 @@ fn a_check_right_after_a_hand_over_raises_the_hold() {
         guard.check(LONG / 6).unwrap();
         guard.unlock().unwrap();
     });
-    // If the machine stood still until the raise was sent again, the test runs another round.
+    // If the machine stood still until the client sent the raise again, the test runs another
+    // round.
     wait_until("its raise is on its way", SOON, || {
         let held_back = Arc::new(Proxy::before(&server));
         on_script(&held_back, RENEW, "checked late", 1, Action::HoldReply);

@@ -105,7 +105,8 @@ fn a_very_short_wait_leaves_neither_place_nor_hold() {
         counts.iter().map(|count| count[what].load(Ordering::SeqCst)).sum()
     };
     wait_until("thousands have waited", SOON, || {
-        // If a busy machine is late, a client gives up one entry while it has the next one.
+        // On a busy machine, a client may still have to give up one entry while it already has the
+        // next entry.
         wait_until("no place is left behind", SOON, || {
             queue(&mut redis, "moment").len() <= clients.len()
         });

@@ -27,7 +27,7 @@ fn a_grant_that_overtakes_the_reply_counts() {
     });
 }
 
-/// The next waiter waits only for the provisional lease. A waiter that was paused during its grant
+/// The waiter behind the paused process waits only for the provisional lease. The paused process
 /// does not hold the lock at the same time.
 #[test]
 fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
@@ -46,7 +46,8 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     let last = Guest::in_line(&server, &clients[3], name, 4);
     let line = queue(&mut redis, name);
     wait_subscribed(&server, &own_channel(&line[2]));
-    // The waiter asks again, since its client listens now. The last waiter has also asked again.
+    // The process's waiter asks again when its client listens. The last waiter has also asked
+    // again.
     wait_until("it has asked again", SOON, || Commands::so_far(&server).scripts() >= before + 3);
     stopped.sigstop();
     first.leaves();
@@ -195,8 +196,8 @@ fn a_grant_without_a_waiter_is_given_back_at_once() {
     }
 }
 
-/// The same, but the server first refuses to take the grant back. After this refusal the client
-/// tries again.
+/// A grant to an entry without a waiter, which the client gives back. The server first refuses
+/// this, and the client tries again.
 #[test]
 fn a_grant_without_a_waiter_is_given_back_though_the_server_refused_first() {
     let server = server();
@@ -242,8 +243,8 @@ fn a_grant_whose_message_comes_after_it_was_found_by_asking_is_not_given_back() 
     wait_left(&server, "found");
 }
 
-/// A message grants the lock to a waiter. Before the waiter has read the message, it loses that
-/// hold, and gets another hold by asking. The message then does not apply to the new hold.
+/// A message grants the lock to a waiter. Before the waiter reads the message, it loses this hold
+/// and gets another hold by a request. The message does not end the new hold.
 #[test]
 fn a_hold_got_anew_by_asking_outlasts_an_old_grant_message() {
     let server = server();
@@ -264,8 +265,9 @@ fn a_hold_got_anew_by_asking_outlasts_an_old_grant_message() {
     wait_left(&server, "anew");
 }
 
-/// The same with one request that was sent twice. The first copy added an entry, which was then
-/// granted the lock by a message that nobody has read. The second copy got the lock.
+/// A request is sent twice. The first copy adds an entry, to which a message then grants the lock,
+/// but no thread reads the message. The second copy gets the lock. The message does not end this
+/// hold.
 #[test]
 fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
     let server = server();
@@ -300,9 +302,9 @@ fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
     wait_left(&server, "twice");
 }
 
-/// A master that lagged behind the previous master has entries that were given up there. A release
-/// that leaves the lock to Redisson sends a message to the first entry. If an entry without a
-/// waiter stayed, no process would come for it.
+/// A new master may have entries that were given up at the previous master. A release that leaves
+/// the lock to Redisson sends a message to the first entry. If that entry had no waiter and stayed,
+/// no process would take the lock.
 #[test]
 fn a_queue_entry_without_a_waiter_is_given_up_when_a_message_names_it() {
     let server = server();

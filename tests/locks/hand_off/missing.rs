@@ -28,7 +28,7 @@ fn without_the_right_to_the_queue_every_verb_is_refused_and_changes_nothing() {
     }
 }
 
-/// The hold then ends with its lease.
+/// The release is refused, so the hold ends with its lease.
 #[test]
 fn a_release_without_the_right_to_the_queue_is_refused_whole() {
     let server = server();
@@ -64,8 +64,8 @@ fn without_a_right_that_a_hand_off_needs_a_release_is_refused_whole() {
         assert_eq!(after, before, "-{right}: {error}");
         user.set(&["+@all"]);
     }
-    // The release of a chain younger than 10 ms does not check this right: it frees the lock, and
-    // the waiter finds it free.
+    // If the chain is younger than 10 ms, the release does not check this right. It frees the lock,
+    // and the waiter finds the lock free.
     thread::sleep(Duration::from_millis(10));
     user.set(&["-pubsub"]);
     is_clear(&guard.unlock().unwrap_err(), "mute", "ACL");
@@ -77,7 +77,7 @@ fn without_a_right_that_a_hand_off_needs_a_release_is_refused_whole() {
     wait_left(&server, "mute");
 }
 
-/// Without the error, the waiter would wait for a free lock for ever.
+/// If the waiter got no error, it would wait for a free lock for ever.
 #[test]
 fn a_waiter_without_a_right_to_the_queue_gets_an_error_and_leaves_no_place() {
     let server = server();

@@ -1,5 +1,5 @@
-//! The hand-off of a lock from one process to another. No process is skipped, and none keeps the
-//! lock for too long. Lost messages and replies cost little time and no hold.
+//! The hand-off of a lock from one process to another. No process is skipped, and no process keeps
+//! the lock for too long. Lost messages and replies cost little time and no hold.
 //!
 //! `models/lock/` tests the scripts alone. The tests here run the scripts through the library.
 
@@ -19,8 +19,8 @@ use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 /// The lease of a grant by message, as in `lua/hand_off.lua`.
 const PROVISIONAL: Duration = Duration::from_secs(2);
 
-/// The test in which this executable's workers run. A worker keeps a lock until the test ends the
-/// hold.
+/// The entry point of the worker processes, which run this executable with only this test. A worker
+/// keeps a lock until the test ends the hold.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -214,7 +214,7 @@ fn handed<T: Send + 'static>(
                 return work(guard, entered);
             }
             guard.unlock().unwrap();
-            // There is a holder again, so the next round can wait.
+            // The test has taken the lock again, so the next round can wait.
             let _: u64 = told.recv().unwrap();
         }
     });
@@ -279,7 +279,8 @@ fn warm(server: &Server) -> Client {
     client
 }
 
-/// The keys that expire from here on. Keys about answered entries must end in this way.
+/// The keys that expire from here on, except the keys that record when an owner asked. Those keys
+/// always expire.
 struct Lapses {
     sender: Connection,
     listener: Connection,

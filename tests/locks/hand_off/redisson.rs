@@ -76,8 +76,8 @@ fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_eac
     }
 }
 
-/// The hold ends as by a call of Redisson's `forceUnlock`. No process with an entry listens to the
-/// public channel.
+/// The hold ends as after a call of Redisson's `forceUnlock`, whose message no process in the queue
+/// receives.
 #[test]
 fn after_a_hold_was_taken_away_by_force_the_next_in_line_comes_at_once() {
     let server = server();

@@ -14,8 +14,8 @@ fn in_line(server: &Server, name: &str, places: u64) -> (Worker, String) {
     (worker, place)
 }
 
-/// This must be true in at least one of several rounds, because a machine that stands still skips
-/// no entry.
+/// Only one of several rounds must be fast, because no entry is skipped while the machine stands
+/// still.
 #[test]
 fn stopped_processes_cost_those_behind_them_one_provisional_lease_together() {
     let server = server();
@@ -115,7 +115,7 @@ fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
     later.leaves();
 }
 
-/// All requests wait at a paused server, which may later run them in any order.
+/// All requests wait at a paused server. The server may later run these requests in any order.
 #[test]
 fn a_server_that_stands_still_passes_no_waiter() {
     let server = server();

@@ -180,7 +180,7 @@ fn many_threads_take_several_over_one_connection() {
     threads.into_iter().for_each(Running::join);
 }
 
-/// The first part decides: a thread that does not get it asks for no other part.
+/// Only the thread that gets the first part asks for the other parts.
 #[test]
 fn of_many_that_try_exactly_one_has_all() {
     const CALLERS: usize = 4;
@@ -210,7 +210,7 @@ fn of_many_that_try_exactly_one_has_all() {
     callers.into_iter().for_each(Running::join);
 }
 
-/// If a failed call kept the minimum time, it would leave some of the parts taken for an hour.
+/// A failed call must not keep its parts for the minimum time, which is an hour.
 #[test]
 fn a_busy_part_leaves_no_other_one_taken_for_the_least_time() {
     let server = server();

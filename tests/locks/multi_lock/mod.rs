@@ -195,11 +195,11 @@ fn a_senseless_list_of_locks_is_an_error_at_once() {
     assert_eq!(kind(MultiLock::quorum(none)), ErrorKind::Config);
     let (plain, fair) = (one.reentrant_lock("x"), two.fair_lock("x"));
     assert_eq!(kind(MultiLock::new([&plain as &dyn Lock, &fair])), ErrorKind::Config);
-    // Both votes are on one server.
+    // Both locks are on one server, so they cannot form a quorum.
     let (left, right) = (one.reentrant_lock("x"), two.reentrant_lock("y"));
     let error = MultiLock::quorum(&[&left, &right]).unwrap_err();
     assert!(error.to_string().contains(&server.port().to_string()), "{error}");
-    // The first call checks a name and a lease, as it does for a single lock.
+    // As for a single lock, the first call checks the names and the lease.
     let error = all_of(&one, &["x", ""]).lock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     let error = all_of(&one, &NAMES).with_lease(Duration::ZERO).try_lock().unwrap_err();
@@ -384,7 +384,7 @@ fn each_fenced_part_has_a_token_of_its_own() {
 
 // Contention.
 
-/// The entry of this executable's workers.
+/// The entry point of the worker processes, which run this executable with only this test.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

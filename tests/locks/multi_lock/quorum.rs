@@ -106,7 +106,8 @@ fn programs_that_are_connected_to_different_majorities_exclude_each_other() {
     assert_eq!((guard.names().count(), votes(&servers)), (3, 3));
     assert!(theirs.try_lock().unwrap().into_option().is_none());
     assert!(guard.is_held());
-    // Two of five are not a majority, but the other two servers may have a vote more.
+    // The client sees two votes of five, which is no majority. But the two servers that it cannot
+    // reach may have another vote.
     assert_eq!(theirs.is_locked().unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(ours.is_locked().unwrap());
     guard.unlock().unwrap();
@@ -166,7 +167,8 @@ fn a_quorum_is_taken_with_two_of_five_servers_dead_and_fails_in_time_with_three(
     for server in [&servers[1], &servers[2]] {
         wait_free(server, "vote", SOON);
     }
-    // The client gives a late grant back, so when the servers are back it can have the lock again.
+    // The client gives late grants back, so it can take the lock again when the servers answer
+    // again.
     servers[3].resume();
     servers[4].resume();
     wait_until("it is had again", SOON, || matches!(ours.try_lock(), Ok(Taken(_))));
@@ -217,7 +219,7 @@ fn a_lock_that_a_majority_has_is_not_called_free_while_one_of_them_is_away() {
     drop(guard);
 }
 
-/// The same is true for a free lock.
+/// The lock is free, but the call with a cancelled token returns an error.
 #[test]
 fn a_token_cancelled_before_the_call_ends_a_quorums_wait_too() {
     let servers = [server()];
@@ -235,8 +237,8 @@ fn a_token_cancelled_before_the_call_ends_a_quorums_wait_too() {
 fn a_majority_of_a_quorum_is_left_to_its_end() {
     let servers = [(); 3].map(|()| server());
     let proxy = Proxy::before(&servers[0]);
-    // The first lock may ask at the moment of its grant. Then that request fails, or its reply
-    // grants the lock with the whole lease.
+    // The thread that waits for the first lock may ask at the moment of its grant. In that case its
+    // request fails, or its reply grants the lock with the whole lease, and the test tries again.
     wait_until("one is not raised", SOON * 2, || {
         let urls = [proxy.url(), servers[1].url(), servers[2].url()];
         let clients = urls.map(|url| impatient(&url).connect().unwrap());
@@ -245,7 +247,7 @@ fn a_majority_of_a_quorum_is_left_to_its_end() {
         let held = client(&servers[0]).reentrant_lock("vote").lock().unwrap();
         let (first, quorum) = (locks[0].clone(), MultiLock::quorum(&locks).unwrap());
         let waiter = spawn(move || {
-            // The lock was just granted by a message. The quorum has a second level of it.
+            // A message grants this lock, and the quorum then takes a second level of it.
             let _outer = first.lock().ok()?;
             let guard = quorum.try_lock().unwrap().into_option().unwrap();
             Some((guard.names().count(), guard.leave_to_expire()))

@@ -121,7 +121,8 @@ fn locks_that_do_not_go_together_are_taken_one_by_one() {
         let taken = each.min().unwrap();
         assert!(expected.contains(&taken), "{what}: {taken}");
     }
-    // The thread itself holds one lock. Another thread of the process holds another one.
+    // The thread itself holds one of the locks, and another thread of the process holds another of
+    // them.
     let all = of(&plain);
     let outer = plain[1].lock().unwrap();
     let (taken, guard) = lock_of(&server, &all);
@@ -136,7 +137,7 @@ fn locks_that_do_not_go_together_are_taken_one_by_one() {
     outer.unlock().unwrap();
 }
 
-/// The call takes nothing even for a moment, so a thread that wants the first lock finds it free.
+/// The call does not take the first lock even for a moment, so another thread finds that lock free.
 #[test]
 fn a_try_that_finds_one_held_touches_none() {
     let server = server();
@@ -184,8 +185,8 @@ fn while_the_first_is_waited_for_other_threads_take_and_release_the_next() {
     waiter.join();
 }
 
-/// If a request took such a part, its entry would stay in a free lock's queue, and its waiter would
-/// never come.
+/// A part may have a queue or a window. A request that took this part would take the lock from the
+/// owner whose turn it is.
 #[test]
 fn no_part_is_taken_past_its_queue_or_within_a_window() {
     let server = server();

@@ -62,7 +62,7 @@ fn a_server_that_dies_while_it_is_waited_for_is_named_and_the_others_parts_are_g
         assert!(told.contains("nothing was taken"), "{told}");
         wait_all_free(&here, &["a", "c"]);
     }
-    // The same while the server is stopped.
+    // While one server is paused, the call fails in the same way.
     there.restart_empty();
     there.pause();
     let error = all.lock().unwrap_err();
@@ -129,7 +129,8 @@ fn a_server_that_says_nothing_is_waited_for_once_when_all_are_given_back() {
 #[test]
 fn a_reply_that_is_lost_leaves_nothing_behind() {
     let server = server();
-    // Otherwise the background work of one case would meet the fault of the next case.
+    // Each case has its own network. Otherwise the background work of one case would meet the fault
+    // of the next case.
     let connected = || {
         let proxy = Proxy::before(&server);
         // After a fault the client connects again, and the machine may stand still meanwhile.
@@ -159,7 +160,7 @@ fn a_reply_that_is_lost_leaves_nothing_behind() {
         }
         let (proxy, all) = connected();
         proxy.on_request(name_in(name), Action::Silence);
-        // A request that was sent again in time was answered.
+        // If the client sent the request again in time, it got a reply.
         match all.try_lock() {
             Ok(had) => had.into_option().expect("nobody has one").unlock().unwrap(),
             Err(error) => assert!(error.outcome_unknown(), "{error}"),

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A guard still has a hold that was deleted. A thread that is granted a new hold must not join the
-/// deleted hold.
+/// A guard still has a hold that was deleted at the server. A thread that gets a new grant must not
+/// join the deleted hold.
 #[test]
 fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     let server = server();
@@ -69,8 +69,8 @@ fn a_forced_unlock_of_a_writer_ends_its_read_hold_too() {
     wait_free(&server, "both", SOON);
 }
 
-/// A read grant may have ended when its reply arrives. The end of the read grant says nothing about
-/// the other hold.
+/// A writer's read hold may end before the reply to its request arrives. The client must not
+/// conclude that the write hold has ended.
 #[test]
 fn a_writer_whose_read_grant_came_too_late_still_writes() {
     let server = server();
@@ -119,7 +119,8 @@ fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
     wait_left(&server, "lapsed");
 }
 
-/// The threads that wanted renewals may leave the hold before another such thread comes.
+/// All threads that wanted renewals may leave a shared hold before another thread that wants
+/// renewals joins it.
 #[test]
 fn a_late_reader_that_wants_its_hold_renewed_has_that() {
     let server = server();

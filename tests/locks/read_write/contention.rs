@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// The test in which this executable's workers run. The workers' threads read and write, and record
-/// each hold.
+/// The entry point of the worker processes, which run this executable with only this test. The
+/// workers' threads read and write, and record each hold.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

@@ -4,8 +4,8 @@ use redlatch::{NotTaken, Taken};
 
 use super::*;
 
-/// The test in which this executable's workers run. A worker waits for reading, reads, and reports
-/// that it reads.
+/// The entry point of the worker processes, which run this executable with only this test. A worker
+/// waits for reading, reads, and reports that it reads.
 #[test]
 fn reader() {
     let Some(job) = Job::from_env() else { return };
@@ -46,7 +46,7 @@ fn a_reader_that_stood_still_and_hears_that_it_reads_keeps_writers_out() {
     still.sigcont();
     still.expect_line("reads", SOON);
     awake.leaves();
-    // The reader finds out before its guard says that it holds the lock.
+    // The paused reader must learn of a lost hold before its guard reports that it is held.
     assert!(
         lock.writer().try_lock().unwrap().into_option().is_none(),
         "one writes beside one that reads"

@@ -118,7 +118,7 @@ fn readers_of_a_process_share_one_hold_and_ask_for_it_once() {
         other.wait_in();
     }
     let scripts = Commands::so_far(&server).scripts() - before.scripts();
-    // There is one script for each turn that has ended meanwhile.
+    // Each turn that ended in the meantime needs one script.
     assert!(scripts <= 8, "{scripts} scripts for 8 readers");
     let mut redis = server.connection();
     assert_eq!(owners(&mut redis, "shared").len(), 1);
@@ -179,8 +179,8 @@ fn a_writer_in_front_lets_no_later_reader_in_and_those_behind_it_come_together()
     reading.wait_in();
     let writer = Guest::of(two.writer());
     wait_queue(&server, "front", 1);
-    // The same holds for other readers of the process that reads, once its turn is over and it has
-    // asked the server.
+    // Other readers of the same process also wait behind the writer, once the process's turn is
+    // over.
     thread::sleep(Duration::from_millis(20));
     let same = Guest::of(one.reader());
     wait_queue(&server, "front", 2);
@@ -475,8 +475,8 @@ fn a_reader_with_a_lease_of_its_own_reads_for_at_least_that_long() {
     wait_until("it ends", SOON, || !guard.is_held());
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     wait_left(&server, "leased");
-    // Another hold with a longer lease keeps the lock for longer. But that is no promise, since its
-    // holder may leave.
+    // Another reader with a longer lease keeps the lock for longer, but this reader may leave, so
+    // the guard does not count on its lease.
     let watched = Guest::of(lock.reader());
     watched.wait_in();
     let guard = short.lock().unwrap();
@@ -515,7 +515,8 @@ fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
         wait_until("the longer lease counts", SOON, || {
             u128::try_from(pttl(&mut redis, "visited")).unwrap() > lease.as_millis()
         });
-        // The other holder's longer lease is no promise, since that holder may leave.
+        // The guard does not count on the other holder's longer lease, because that holder may
+        // leave.
         assert!(guard.check(2 * lease).is_err());
         assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
         visit.leaves();

@@ -76,7 +76,7 @@ fn a_cancel_that_races_with_the_release_loses_no_lock() {
         for waiter in waiters {
             if waiter.join() { granted += 1 } else { cancelled += 1 }
         }
-        // Neither a hold nor an entry in the queue is left.
+        // The cancelled waiters have left no hold and no entry in the queue.
         lock.try_lock().unwrap().into_option().expect("free").unlock().unwrap();
     }
     println!("{granted} granted, {cancelled} cancelled");

@@ -23,7 +23,8 @@ fn try_lock_takes_one_script_or_none() {
     let (one, other) = (client(&server), client(&server));
     let lock = one.reentrant_lock("tried");
     let theirs = other.reentrant_lock("tried");
-    // In the second round the server knows the scripts, without the question about rights.
+    // After the first round the connections have checked their rights. After the second round the
+    // server knows the scripts.
     for _ in 0..2 {
         lock.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
         theirs.lock().unwrap().unlock().unwrap();
@@ -516,7 +517,8 @@ fn force_unlock_takes_the_lock_from_anybody_and_lets_the_next_in() {
     assert!(lock.force_unlock().unwrap());
     assert!(!lock.is_locked().unwrap());
 
-    // A thread of this client has the lock. Another one and one of another client wait.
+    // A thread of this client has the lock. A second thread of this client and a thread of another
+    // client wait.
     at_once(|| {
         let guard = lock.lock().unwrap();
         let reason = Arc::new(Mutex::new(Vec::new()));
@@ -596,8 +598,8 @@ fn force_unlock_reaches_a_thread_to_which_the_hold_was_passed_meanwhile() {
         let forces = lock.clone();
         let forces = spawn(move || forces.force_unlock().unwrap());
         proxy.wait_fired(before + 1, SOON);
-        // The reply to the release is held back on the only connection. By then the lock has been
-        // passed to the present holder.
+        // The network holds back the reply to the forced unlock. Meanwhile the lock may be passed
+        // to the thread that sets `granted`.
         let begun = Instant::now();
         while begun.elapsed() < UNIT / 2 && !granted.load(Ordering::SeqCst) {
             thread::sleep(UNIT / 100);

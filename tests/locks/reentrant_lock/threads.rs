@@ -325,7 +325,7 @@ fn try_with_runs_its_work_if_the_lock_is_free_and_does_nothing_otherwise() {
     assert_eq!(inner, Some(None), "it is not free");
     assert_eq!(run(&other).unwrap(), Some(true));
     assert!(!lock.is_locked().unwrap());
-    // The same through the trait `Lock`.
+    // The methods of the trait `Lock` return the same results.
     assert_eq!(
         Lock::try_with(&lock, |_| Lock::try_with(&other, |_| Ok::<_, Error>(1))).unwrap(),
         Some(None)

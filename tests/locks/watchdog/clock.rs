@@ -59,7 +59,8 @@ fn a_permits_longer_lease_is_cut_too_unless_its_id_was_read() {
         ends(redis).into_iter().filter(|(_, score)| *score > later).count()
     };
     wait_until("one is cut", SOON, || far(&mut redis) == 1);
-    // Another reader with the same id may have asked for that lease.
+    // The program has read the other permit's id, so any process may have asked for the longer
+    // lease. The client does not cut this lease.
     thread::sleep(LEASE);
     assert_eq!(far(&mut redis), 1);
     assert!(semaphore.remaining_lease(&id).unwrap().unwrap() > LEASE * 2);

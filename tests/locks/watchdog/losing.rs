@@ -17,7 +17,7 @@ fn a_lost_hold_is_reported_at_its_deadline_though_the_server_does_not_answer() {
     server.resume();
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     assert_eq!(second.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
-    // The keys that the server has left of the locks expire.
+    // The server's keys of these locks expire.
     wait_free(&server, "silent", SOON);
     client.reentrant_lock("silent").lock().unwrap().unlock().unwrap();
     assert!(losses.iter().all(|losses| losses.so_far().len() == 1));
@@ -27,7 +27,7 @@ fn a_lost_hold_is_reported_at_its_deadline_though_the_server_does_not_answer() {
 fn a_hold_that_the_server_has_lost_is_reported_at_the_next_renewal() {
     let server = server();
     let (lease, other) = (LEASE, client(&server));
-    // The server does not report the loss before.
+    // Without tracking, the server does not report the loss.
     let client = Client::builder(&server.url()).watchdog_timeout(lease).client_tracking(false);
     let client = client.connect().unwrap();
     let ways: [(&str, &dyn Fn()); 4] = [
@@ -152,7 +152,7 @@ fn a_callback_that_blocks_delays_no_renewal() {
     });
     assert!(client.reentrant_lock("lost").force_unlock().unwrap());
     wait_until("the callback runs", SOON, || entered.load(Ordering::SeqCst));
-    // Time must pass here, since no event marks the moment.
+    // A fixed time must pass here, because no event shows the end of the wait.
     thread::sleep(LEASE * 3 / 2);
     assert!(kept.is_held());
     drop(sender);

@@ -142,7 +142,8 @@ fn a_fixed_lease_ends_and_the_late_unlock_fails() {
 fn a_leases_end_lets_another_in_and_a_late_unlock_harms_no_hold() {
     let server = server();
     let (one, other) = (watched(&server, LEASE), watched(&server, LEASE));
-    // The next holder is a thread of another client, and then one of the same client.
+    // The next holder is a thread of another client, and in the second round a thread of the same
+    // client.
     for next in [other, one.clone()] {
         let lock = one.reentrant_lock("redisson:lock").with_lease(SHORT);
         let begun = Instant::now();

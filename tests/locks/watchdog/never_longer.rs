@@ -36,7 +36,7 @@ fn a_call_while_the_deadline_passes_says_held_or_lost_and_nothing_between() {
             Err(error) if error.is_transient() => continue,
             guard => guard.unwrap(),
         };
-        // The lease lasts that long, so an error may say only "held" or "lost".
+        // The lease is long enough for this call, so an error may say only "held" or "lost".
         let error = loop {
             if let Err(error) = guard.check(Duration::from_nanos(1)) {
                 break error;
@@ -127,7 +127,8 @@ fn a_renewals_late_reply_does_not_make_the_deadline_later() {
     while Instant::now() < until {
         let looked = Instant::now();
         let remaining = guard.remaining();
-        // The server was asked after the guard, so its remaining time is shorter.
+        // The server's remaining time is read later than the guard's, so the time in between is
+        // added.
         let left = pttl(&mut redis, "slow");
         assert!(left >= 0, "gone");
         let left = Duration::from_millis(left.unsigned_abs()) + looked.elapsed();
@@ -187,7 +188,7 @@ fn holds_of_many_phases_are_all_kept_at_a_distance() {
         })
         .collect();
     let guards: Vec<_> = threads.into_iter().flat_map(Running::join).collect();
-    // Time must pass here, since no event marks the moment.
+    // A fixed time must pass here, because no event shows the end of the wait.
     thread::sleep(lease * 2);
     let held = guards.iter().filter(|guard| guard.is_held()).count();
     proxy.set_delay(Duration::ZERO);

@@ -13,7 +13,8 @@ fn holds_that_are_due_together_are_renewed_together() {
         (0..count).map(|at| client.reentrant_lock(&format!("many:{at}")).lock().unwrap()).collect();
     let taking = begun.elapsed();
     let before = Commands::so_far(&server);
-    // There are about three renewals of each hold, since none is renewed all the time.
+    // There are about three renewals of each hold, because a hold is renewed only at each third of
+    // its lease.
     let (mut renewals, mut calls) = (0, 0);
     wait_until("they are renewed", SOON, || {
         let now = Commands::so_far(&server);
@@ -36,7 +37,8 @@ fn a_short_hold_is_never_renewed() {
     let server = server();
     let client = watched(&server, LONG);
     let lock = client.reentrant_lock("short");
-    // In the second round the server knows the scripts, without the question about rights.
+    // After the first round the connections have checked their rights. After the second round the
+    // server knows the scripts.
     for _ in 0..2 {
         lock.lock().unwrap().unlock().unwrap();
     }
@@ -88,7 +90,7 @@ fn a_hold_whose_thread_has_ended_is_not_renewed() {
     });
     ended.join().unwrap_or_else(|panic| resume_unwind(panic));
     let begun = Instant::now();
-    // A thread of the same client and one of another client wait for the lock.
+    // A thread of the same client and a thread of another client wait for the lock.
     let waiters: Vec<_> = [lock, other.reentrant_lock("orphan")]
         .into_iter()
         .map(|lock| spawn(move || lock.lock().unwrap().unlock().unwrap()))
@@ -108,7 +110,7 @@ fn a_forgotten_guard_is_renewed_while_its_thread_lives() {
     let lock = client.reentrant_lock("forgotten");
     lock.lock().unwrap().forget();
     drop(lock);
-    // Time must pass here, since no event marks the moment.
+    // A fixed time must pass here, because no event shows the end of the wait.
     thread::sleep(LEASE * 3 / 2);
     let lock = client.reentrant_lock("forgotten");
     assert!(lock.is_held_by_current_thread());
@@ -136,7 +138,7 @@ fn an_owned_guard_is_renewed_after_its_thread_has_ended() {
         let losses = Losses::default();
         let told = losses.clone();
         guard.on_lost(move |reason| told.0.lock().unwrap().push(reason));
-        // Time must pass here, since no event marks the moment.
+        // A fixed time must pass here, because no event shows the end of the wait.
         thread::sleep(LEASE * 3 / 2);
         assert!(guard.is_held() && losses.0.lock().unwrap().is_empty());
         guard.unlock().unwrap();
@@ -184,7 +186,7 @@ fn a_watched_level_in_a_fixed_hold_is_renewed_while_it_is_open() {
     let lock = client.reentrant_lock("nested");
     let outer = lock.with_lease(LEASE).lock().unwrap();
     let inner = lock.lock().unwrap();
-    // Time must pass here, since no event marks the moment.
+    // A fixed time must pass here, because no event shows the end of the wait.
     thread::sleep(LEASE * 3 / 2);
     assert!(outer.is_held() && inner.is_held());
     inner.unlock().unwrap();

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// The test in which this executable's workers run. A worker reports how each wait ended.
+/// The entry point of the worker processes, which run this executable with only this test. A worker
+/// reports how each wait ended.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

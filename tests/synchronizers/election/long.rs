@@ -38,8 +38,8 @@ struct Claim {
     last: u64,
 }
 
-/// The test in which this executable's workers run. A worker writes each claim to a file at once,
-/// so that the claims outlive the worker.
+/// The entry point of the worker processes, which run this executable with only this test. A worker
+/// writes each claim to a file at once, so that the claims outlive the worker.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

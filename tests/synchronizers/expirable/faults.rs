@@ -314,7 +314,7 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
             });
         }
     }
-    // Time must pass here: many moments are tried.
+    // The threads contend for this time, and try many interleavings.
     thread::sleep(UNIT * 30);
     let so_far = || {
         let fired: usize = proxies.iter().map(Proxy::fired).sum();

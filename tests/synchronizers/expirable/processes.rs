@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The test in which this executable's workers run.
+/// The entry point of the worker processes, which run this executable with only this test.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -100,7 +100,7 @@ fn no_more_permits_are_out_than_exist_and_none_is_lost() {
     for worker in &mut workers {
         worker.expect_line("each has had some", SOON * 2);
     }
-    // Time must pass here: many moments are tried.
+    // The threads contend for this time, and try many interleavings.
     thread::sleep(UNIT * 15);
     for worker in &mut workers {
         worker.send_line("stop");

@@ -367,7 +367,7 @@ fn threads_that_count_at_once_are_all_counted() {
     }
 }
 
-/// The test in which this executable's workers run.
+/// The entry point of the worker processes, which run this executable with only this test.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
