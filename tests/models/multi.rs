@@ -195,7 +195,7 @@ fn each_planted_bug_of_several_locks_is_found() {
         assert!(ALL.contains(part), "{what}");
         let mut text = text_of(&ALL.replace(part, instead));
         if what.starts_with("takes") {
-            // The shortcut makes the same check a second time.
+            // The shortcut has the same check, so the bug is planted there, too.
             let looks = "redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0";
             assert!(text.contains(looks));
             text = text.replace(looks, "redis.pcall('exists', KEYS[1]) == 0");

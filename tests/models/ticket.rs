@@ -17,12 +17,13 @@ const ADOPTERS: [&str; 2] = [
 ];
 const WAITER: &str = "3f3b1c9e-3f2a-8d5c-9b7e-1234567890ab:1800000000000004";
 
-/// In ms: the first hold's lease, the ticket's, an adopter's, and one to which an adopter extends.
+/// Leases in ms: of the first hold, of the ticket, of an adopter, and the lease to which an adopter
+/// extends.
 const LEASE: i64 = 40_000;
 const KEEP: i64 = 50_000;
 const ADOPTED: i64 = 30_000;
 const EXTENDED: i64 = 90_000;
-/// How much a time to live may differ from the expected one, on a busy machine.
+/// How much a time to live may differ from the expected time, on a busy machine.
 const SLACK: i64 = 5_000;
 /// The time that a step lets pass.
 const PASSES: i64 = 15_000;
@@ -44,7 +45,7 @@ fn text(last: &str) -> String {
     parts.concat()
 }
 
-/// The texts of the scripts that hand over, and of those that end a hold.
+/// The texts of the scripts that hand a lock over, and of the scripts that end a hold.
 #[derive(Clone)]
 struct Texts {
     ticket: String,
@@ -64,7 +65,7 @@ impl Texts {
     }
 }
 
-/// A step. A request that runs without a noted reply is one whose reply is lost, or a late copy. (A
+/// A step. If a request's reply is not `noted`, the reply is lost or the request is a late copy. (A
 /// lost request changes nothing.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -92,7 +93,7 @@ enum Known {
     Refused,
     Has,
     Left,
-    /// It had the lock until the lease ended or somebody unlocked it by force.
+    /// The adopter had the lock until the lease ended or another client unlocked it by force.
     Lost,
 }
 
@@ -184,7 +185,7 @@ impl<'a> World<'a> {
     fn take(&mut self, step: Step) -> Result<(), String> {
         let before = self.state()?;
         let is_held = |by: &str| before.0.as_deref() == Some(by);
-        // The owner that the step may make, in place of the present one.
+        // The owner that the lock may have after this step.
         let mut next = before.0.clone();
         match step {
             Step::Gives { noted } => {
@@ -298,7 +299,7 @@ impl<'a> World<'a> {
     fn key(&mut self) -> Result<(State, bool, [Known; 2], i64), String> {
         let (owner, left) = self.state()?;
         let queue: i64 = redis::cmd("LLEN").arg(QUEUE).query(self.redis).unwrap();
-        // Rounded, so that the time that the test takes makes no other state.
+        // The remaining time is rounded, so that the test's own time makes no new states.
         Ok(((owner, (left + SLACK / 2) / SLACK), self.given, self.adopters, queue))
     }
 }
@@ -332,8 +333,8 @@ fn explore(server: &Server, texts: &Texts, is_fenced: bool, waits: bool) -> Resu
     Ok(seen.len())
 }
 
-/// If a user lacks a right, or the server is out of memory, the request is refused and changes
-/// nothing but the tokens. So does a request to a replica.
+/// If the user lacks a right, the server is out of memory, or the server is a replica, the server
+/// refuses the request. The request then changes nothing except the tokens.
 fn check_refusals(server: &Server, texts: &Texts) -> Result<(), String> {
     let mut redis = server.connection();
     for lacks in ["-hset", "-hdel", "-pexpire", "-incrby", "memory", "replica"] {
@@ -345,7 +346,7 @@ fn check_refusals(server: &Server, texts: &Texts) -> Result<(), String> {
             if adopts {
                 world.gives()?;
             }
-            // On a replica, also a request that finds another owner is refused.
+            // A replica refuses even a request that finds another owner.
             let others = [false, lacks == "replica"];
             for finds_another in &others[..if others[1] { 2 } else { 1 }] {
                 if *finds_another {
@@ -387,7 +388,7 @@ fn check_refusals(server: &Server, texts: &Texts) -> Result<(), String> {
     Ok(())
 }
 
-/// If a lease becomes shorter, the first in line gets a message, and keeps its entry.
+/// If a lease becomes shorter, the first waiter in the queue gets a message, and keeps its entry.
 fn check_messages(server: &Server, texts: &Texts) -> Result<(), String> {
     let (mut redis, mut listener) = (server.connection(), server.connection());
     let channel = format!("redisson_lock__channel:{{redlatch:{}}}", &WAITER[..36]);

@@ -149,7 +149,7 @@ fn a_read_write_lock_works() {
     reads.unlock().unwrap();
     also_reads.unlock().unwrap();
     writes.join();
-    // A writer becomes a reader, together with others.
+    // A writer becomes a reader, and another client's reader joins it.
     let writes = one.writer().lock().unwrap();
     let reader = other.reader().clone();
     let waits = spawn(move || reader.lock().unwrap().unlock().unwrap());

@@ -34,7 +34,7 @@ struct Pair<'a> {
     model: Server,
     random: Random,
     counts: Counts,
-    /// The listeners of the two channels, as the real server knows them.
+    /// The listeners of the two channels that the real server has at present.
     heard: Option<(u32, i64)>,
 }
 

@@ -1,21 +1,22 @@
 //! Decides which states are the same: those that differ only in their clocks, or in the names of
 //! processes of the same kind.
 //!
-//! The numbers in the library's machine are private, but each kind of number has its own range, and
-//! a hasher receives all of them. For the processes' times, the hasher uses the distance from now.
-//! For the server's times, it uses the distance from the server's present time. For tokens and for
-//! the server's old times, it uses only their order. All times of the processes that are older than
-//! [`OLD`] count as equal, because no lease and no pause is that long.
+//! The numbers in the library's state machine are private. But a hasher receives all of them, and
+//! each kind of number has its own range. For the processes' times, the hasher uses the distance
+//! from now. For the server's times, it uses the distance from the server's present time. For
+//! tokens and for the server's old times, it uses only their order. All times of the processes that
+//! are older than [`OLD`] count as equal, because no lease and no pause is that long.
 
 use std::hash::{Hash, Hasher};
 
 use super::process::MS;
 use super::world::{OWN, SERVER, TOKENS, World};
 
-/// In ms.
+/// The age in ms from which times count as equal.
 const OLD: u64 = 8_000;
 
-/// Collects all numbers, and keeps the numbers of which only the order matters.
+/// A hasher that collects all numbers, and keeps those whose order matters and whose value does
+/// not.
 struct Ranks<'a> {
     world: &'a World,
     seen: Vec<u64>,

@@ -243,7 +243,7 @@ impl Process {
         !wait.is_asking && wait.inbox.is_empty() && is_due
     }
 
-    /// Whether a message, a timer or a reply makes the process ask no later than a poll would.
+    /// Whether a message, a timer or a reply will make the process ask before its next poll is due.
     pub(crate) fn will_ask(&self, now: u64, flaw: Option<Flaw>) -> bool {
         let State::Waiting(wait) = &self.state else { return false };
         let at = wait.entry.ask_at();

@@ -11,7 +11,8 @@ struct Graph {
     parents: Vec<(usize, Step)>,
     /// All steps that are not faults, from the later state to the earlier state.
     back: Vec<(usize, usize)>,
-    /// The states in which no process waits, or from which the next step grants a waiter the lock.
+    /// The states in which no process waits, and the states from which one step grants a waiter the
+    /// lock.
     good: Vec<usize>,
     /// A state that breaks a rule. The search ends at this state.
     broken: Option<usize>,

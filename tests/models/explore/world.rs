@@ -90,7 +90,8 @@ pub(crate) enum Step {
     GivesUp(usize),
     /// The thread releases the lock.
     Unlock(usize),
-    /// The same as `Unlock`, for a hold that the process's threads have passed on for long.
+    /// The thread releases a lock that the threads of its process have passed to each other for
+    /// long.
     UnlockOld(usize),
     Reads(usize),
     Asks(usize),
@@ -392,7 +393,7 @@ impl World {
         let reply = self.server.run(owner, request, setting.lease as i64);
         self.broken = self.broken.or_else(|| self.script_broken(&before, owner, request));
         if reply == Reply::Renewed(true) {
-            // The server's clock restarts the lease.
+            // The renewal starts the lease again, by the server's present clock.
             let mut all = self.processes.iter_mut();
             if let Some(process) = all.find(|it| it.present() == Some(owner)) {
                 process.is_disturbed = false;

@@ -1,14 +1,14 @@
 //! Compares the fair lock's scripts with a model, on a real server with a simulated clock.
 //!
-//! There are redlatch clients with redlatch's scripts, and Redisson clients with the scripts of
-//! Redisson 4.7 and 3.16.8. In simulated hours the clients act at random: they arrive, give up,
-//! die, pause, are cut off, and lose messages and replies. The clients take one lock, are granted
-//! it by a message, release it or let it expire. After every script the keys are checked against
-//! the rules (`rules.rs`). There is at most one holder. Owners get the lock in the order of
-//! arrival. No client uses a grant message that is too old. A free lock belongs to the first waiter
-//! in the queue. No redlatch waiter that lives and listens is dropped. No Redisson waiter is
-//! dropped before its time is over. A paused redlatch waiter costs two seconds. At the end no keys
-//! are left.
+//! redlatch clients run redlatch's scripts, and Redisson clients run the scripts of Redisson 4.7
+//! and 3.16.8. In simulated hours the clients act at random: they arrive, give up, die, pause, are
+//! cut off, and lose messages and replies. The clients take one lock, are granted it by a message,
+//! release it or let it expire. After every script the keys are checked against the rules
+//! (`rules.rs`). There is at most one holder. Owners get the lock in the order of arrival. No
+//! client uses a grant message that is too old. A free lock belongs to the first waiter in the
+//! queue. No redlatch waiter that lives and listens is dropped. No Redisson waiter is dropped
+//! before its time is over. A paused redlatch waiter costs two seconds. At the end no keys are
+//! left.
 
 mod clients;
 mod plan;

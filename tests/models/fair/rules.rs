@@ -120,10 +120,10 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     else {
         return Ok(());
     };
-    // A waiter that has just sent a keep-alive gets this information in the reply.
+    // A waiter that sent this keep-alive needs no message: the reply tells it to ask.
     let asks = match script {
         Script::KeepAlive => step.args.contains(head),
-        // The head came in the request of a younger waiter, and does not listen.
+        // The first waiter came in the request of a younger waiter, and its client does not listen.
         Script::Acquire => step.args[6..].contains(head),
         _ => false,
     };
@@ -285,8 +285,8 @@ fn check_comers(
         if !step.is_by(owner, world) && !comes_along {
             return Err(format!("{owner} is in the queue without having asked"));
         }
-        // A redlatch waiter that got no reply about its entry cannot say when it asks again that it
-        // has an entry.
+        // A redlatch waiter that got no reply about its entry does not know of this entry, and asks
+        // again as a new waiter.
         let is_brought_back = comes_along && step.args[5] == "1";
         let comes_new = waiter.rank.is_none() || waiter.registered.is_none() && !is_brought_back;
         // A grant whose reply was lost may expire before the request is repeated.
@@ -327,7 +327,8 @@ fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, B
             let short = now - base;
             return Err(format!("{owner} comes behind one of ours and lacks {short} ms"));
         }
-        // Redlatch waiters add time only for Redisson waiters that are before them, or just were.
+        // redlatch waiters add time only for Redisson waiters that are before them, or have just
+        // left.
         let for_redissons = REDISSON_WAIT * ahead.iter().filter(|id| !is_ours(id)).count() as i64;
         let gone = world.redissons_left.iter().filter(|left| now - **left < 2 * LOOK);
         let spare = for_redissons - (waits - world.waiter(owner).wait)
@@ -337,12 +338,12 @@ fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, B
             return Err(format!("ours have added {added} ms to {owner}"));
         }
     }
-    // A waiter may have additional time because an earlier waiter left without subtracting it. The
-    // additional time may be taken away.
+    // An earlier waiter may have left without subtracting its time from this score. A script may
+    // take this additional time away.
     Ok(if ahead.iter().any(|id| is_ours(id)) { base.min(now) } else { base })
 }
 
-/// The lock was free, and goes to the owner that asks and is the first.
+/// Checks a grant: the lock was free, and goes to the first owner.
 fn check_grant(
     step: &Step<'_>,
     world: &mut World,
@@ -433,8 +434,8 @@ pub(crate) fn check_order(granted: usize, passed: bool, world: &World) -> Result
         // The waiters of one client that have come back are in the order of their numbers. The
         // order of the numbers differs from the order of arrival if a first request was lost.
         let by_number = waiter.client == granted.client && waiter.number() > granted.number();
-        // The waiter is behind an older waiter of its client, whose own first request was lost and
-        // arrived last.
+        // An older waiter of the same client is before this waiter, although the older waiter's
+        // first request arrived later.
         let is_older = |other: &Waiter| {
             other.client == waiter.client
                 && other.number() < waiter.number()

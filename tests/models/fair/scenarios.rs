@@ -346,7 +346,7 @@ fn without_memory_the_queue_moves_on() {
     assert_eq!(direct.release(&ours(1), &[]).unwrap(), Some(1));
     assert!(direct.takes(&ours(2), true));
     assert_eq!(direct.give_up(&ours(4)).unwrap(), 1);
-    // A waiter that gets no message comes back.
+    // The queue's keys are deleted. A waiter that asks again gets a new entry.
     let _: i64 = direct.command(&["DEL", QUEUE, TIMEOUTS]);
     assert!(!direct.takes(&ours(5), true));
     assert_eq!(direct.queue(), [ours(5)]);
@@ -396,7 +396,7 @@ fn something_else_under_a_key_is_an_error() {
     }
 }
 
-/// The assertion holds even if the keys of the queue contain other data.
+/// A release is done or refused as a whole, even if the keys of the queue contain other data.
 #[test]
 fn a_release_is_done_or_refused_whole() {
     let server = server();
@@ -621,8 +621,8 @@ fn refuse_everything(server: &Server, deaf: bool) {
                     Ok(None) => {}
                     Err(_) => {
                         let held = before.holders.contains(&owner) || before.list.contains(&owner);
-                        // An owner that reports an earlier wait may get its entry again, and then
-                        // gives it up.
+                        // An owner that asks again may get its entry again, although the request
+                        // fails. The client then gives this entry up.
                         let comes_back = !holds && (2..=3).contains(&action);
                         assert!(!holds && !waits || held || comes_back, "{what}");
                     }
@@ -701,7 +701,8 @@ fn a_head_without_a_score_blocks_no_client() {
     }
 }
 
-/// If keys are lost, the waiters come back. If the lock is held, they come back in their order.
+/// If keys are lost, the waiters get new entries. If the lock is held, the new entries are in the
+/// old order.
 #[test]
 fn lost_keys_strand_no_waiter() {
     let server = server();

@@ -297,7 +297,7 @@ impl<'a> Simulation<'a> {
             | Event::Die(c)
             | Event::Deaf(c, _)
             | Event::HearAgain(c) => Some(c),
-            // The request is in flight, even if its client is gone.
+            // These events need no living client. For example, a late request is already in flight.
             Event::Late(_) | Event::ForceUnlock | Event::DeleteKeys => None,
         }
     }

@@ -180,7 +180,7 @@ impl Simulation<'_> {
         let ends = hold.begun + waiter.lease;
         let is_late = self.now >= ends;
         if self.random.percent(20) || is_late {
-            // The raise gets no reply.
+            // The renewal that raises the lease gets no reply, so the client repeats it.
             self.at(self.now + RAISE_AGAIN, Event::Raise(w));
             return Ok(());
         }
@@ -233,8 +233,8 @@ impl Simulation<'_> {
 
     // ---- redlatch's clients ---------------------------------------------------------------
 
-    /// A queued owner asks alone. If the owner has lost its entry, it asks for all waiters of its
-    /// client.
+    /// A queued owner first asks only for itself. If it has lost its entry, it asks for all waiters
+    /// of its client.
     pub(crate) fn request(&mut self, w: usize) -> Result<Value, Broken> {
         if self.world.waiters[w].registered.is_some() {
             let reply = self.request_as(w, "2")?;

@@ -192,12 +192,12 @@ fn a_subscription_that_missed_a_message_is_renewed() {
     let mut tried = Tried::waiting(0);
     tried.refused(700 * MS, 3, Whose::Ours, true);
     assert!(renews(&mut tried));
-    // The message was not lost. The message came later than the reply.
+    // The message was not lost, but came later than the reply.
     let mut tried = Tried::waiting(0);
     tried.reply(700 * MS, Reply::Granted { already: true, token: None });
     tried.on(702 * MS, Input::Message(grant(1, 700 * MS)));
     assert!(!renews(&mut tried));
-    // The process could have taken a free lock.
+    // The process may have taken a free lock, for which no message was sent.
     let mut tried = Tried::waiting(0);
     tried.reply(700 * MS, Reply::Granted { already: false, token: None });
     assert!(!renews(&mut tried));

@@ -77,7 +77,8 @@ fn random_histories_keep_the_rules() {
 }
 
 /// Requests are often sent twice, so late copies take the lock again for owners that have left. No
-/// late script runs then, since none was sent under a hold in doubt.
+/// late script of a user runs under such a hold, because a process sends no script under a hold
+/// whose request was sent twice.
 #[test]
 fn no_late_script_runs_under_a_hold_that_a_late_copy_has_taken() {
     let server = server();

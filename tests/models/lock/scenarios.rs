@@ -163,7 +163,7 @@ fn without_memory_the_queue_moves_on() {
     assert_eq!(direct.place(4), 2);
     assert_eq!(direct.release(1), Some(1));
     assert_eq!(direct.holder(), Some(2));
-    // The effect is the same as that of the end of the lease: no process gets a message.
+    // As at the end of a lease, the key disappears, and no process gets a message.
     let () = direct.command(&["DEL", "orders"]);
     assert_eq!(direct.place(4), 0);
     assert_eq!(direct.holder(), Some(3));
@@ -256,7 +256,7 @@ fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
             let left: i64 = master.command(&["PTTL", &queue]);
             assert_ne!(left, -1, "{what} without {denied}: a queue without an end");
         };
-        // The lock is taken, or there is an error and no lock.
+        // The user takes the lock, or gets an error, and the lock is free.
         let () = master.command(&["FLUSHALL"]);
         let reply = user.acquire(1);
         check(&mut master, "acquire");
@@ -403,7 +403,7 @@ fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     )
 }
 
-/// On a replica, no script would serve the queue.
+/// A replica must add no entry, because no script on a replica would grant the lock to a waiter.
 #[test]
 fn a_replica_gives_no_client_a_place() {
     let server = server();
@@ -416,8 +416,8 @@ fn a_replica_gives_no_client_a_place() {
 fn a_shortcut_does_the_same_as_the_rest_would() {
     let server = server();
     shortcuts_do_the_same_as_the_rest_would(&server);
-    // The same with waiters on the public channel: first a redlatch waiter, then also a Redisson
-    // waiter.
+    // The comparison is repeated with listeners to the public channel: first a redlatch waiter,
+    // then also a Redisson waiter.
     let public = orders().public;
     let companion = format!("{public}:redlatch");
     let listen = |channels: &[&String]| {

@@ -174,8 +174,9 @@ fn behind_a_dead_writer(server: &Server, scripts: &Scripts) -> Result<(), Broken
     ensure(left > LEASE / 2, "a reader that asks cuts the others' lease")
 }
 
-/// Another reader has kept the lock in the meantime. Every request whose reply says that its owner
-/// reads creates the owner's timeout again. The next reader that leaves therefore finds this owner.
+/// A reader's timeout has expired, and another reader has kept the lock. Every request whose reply
+/// says that its owner reads creates the owner's timeout again, so that the next reader that leaves
+/// finds this owner.
 fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     let reads = owner(1, READS);
@@ -297,7 +298,8 @@ fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> 
     let timeout = format!("{}:1", timeouts("prices", &owner(4, READS)));
     let left: i64 = direct.command(&["PTTL", &timeout]);
     ensure(left > LEASE / 2, "the asking owner has not its whole lease")?;
-    // A reader without a message gets this reply, and so does the reader that asked.
+    // All clients now get this message. It is the first message only of a client that got no grant,
+    // which must be the asking client.
     let open = format!("open {} 0 0 prices", named(READS));
     for client in 2..8 {
         let _heard: i64 = direct.command(&["PUBLISH", &own_channel(&uuid(true, client)), &open]);
@@ -381,7 +383,7 @@ fn demoted(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// On a replica, no script would serve the queue.
+/// A replica must add no entry, because no script on a replica would grant the lock to a waiter.
 #[test]
 fn a_replica_gives_no_client_a_place() {
     let server = server();
@@ -390,7 +392,7 @@ fn a_replica_gives_no_client_a_place() {
     direct.demoted(2, &[acquire(READS)]).unwrap();
 }
 
-/// The lease has ended. The reader finds this out when it asks whether others wait.
+/// The reader's lease has ended. The reader learns this when it asks whether others wait.
 fn reads_on_too_long(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(READS));

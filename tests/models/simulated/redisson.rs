@@ -321,7 +321,7 @@ impl Simulation<'_> {
                     self.java[java].held -= 1;
                     self.java_soon(java, JavaEvent::Unlocked);
                 }
-                // The next owner comes only after the unlock of the last owner.
+                // The client wants the lock again only after it has released its last level.
                 if !reads_on {
                     let pause = self.plan.think.sample(&mut self.random);
                     self.at(now + pause + MS / 2, Event::Java(java, JavaEvent::Begin));

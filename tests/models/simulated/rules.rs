@@ -319,8 +319,8 @@ pub(crate) struct Claim {
 }
 
 impl Lock {
-    /// A user's script that was sent at `sent` under the hold of `owner` has run. It runs only
-    /// during that hold, and before any later holder has entered.
+    /// Checks a user's script that was sent at `sent` under the hold of `owner`, and has run now.
+    /// Such a script may run only during that hold, and before any later holder has entered.
     pub(crate) fn check_eval(&self, owner: &str, sent: Time) -> Result<(), Broken> {
         if let Some(ended) = self.ended.get(owner).filter(|ended| **ended >= sent) {
             return Err(format!("a script of {owner} runs after the hold's end at {ended}"));
@@ -352,8 +352,8 @@ impl Lock {
         }
     }
 
-    /// A later holder has a higher token, and the earlier process may not use that token. (After a
-    /// lock was taken by force, there may be two holders, in any order.)
+    /// Checks that a later holder has a higher token, which no earlier holder may have used. (After
+    /// a lock was taken by force, there may be two holders, in any order.)
     pub(crate) fn check_token(&mut self, last: Option<i64>) -> Result<(), Broken> {
         if self.site.tokens.is_some() != last.is_some() {
             return Err(format!("the token is {last:?}"));

@@ -159,7 +159,8 @@ pub(crate) struct Lock {
 pub(crate) struct Simulation<'a> {
     pub(crate) store: &'a mut Store,
     pub(crate) random: Random,
-    /// For users' scripts, so that histories without them stay the same.
+    /// A separate generator for users' scripts, so that histories without users' scripts stay the
+    /// same.
     evals: Random,
     pub(crate) now: Time,
     pub(crate) plan: Plan,

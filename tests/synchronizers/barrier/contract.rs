@@ -184,7 +184,7 @@ fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
             let first = party(&plain);
             let last = spawn(move || acting.wait());
             started.recv().unwrap();
-            // There are two resets. The second one changes nothing.
+            // Both clients break the next generation. The second call changes nothing.
             for client in &clients {
                 // A busy server may answer too late.
                 let _ = answered(|| match leaves(&client.cyclic_barrier("early"), &cancelled) {
@@ -281,7 +281,7 @@ fn a_delete_breaks_the_present_generation() {
         let deleted = barrier(&client, "deleted", 2);
         let waits = party(&deleted);
         assert!(deleted.delete().unwrap());
-        // A new barrier of the same name is a different one.
+        // A new barrier of the same name is another barrier, with other generations.
         let anew = barrier(&client, "deleted", 3);
         is_broken(waits.join());
         assert_eq!((anew.waiting().unwrap(), anew.is_broken().unwrap()), (0, false));
@@ -309,7 +309,7 @@ fn a_delete_during_the_action_breaks_the_wait_of_all() {
         for outcome in [first.join(), last.join(), next.join()] {
             is_broken(outcome);
         }
-        // A thread that comes now finds no barrier.
+        // A thread that arrives now finds no barrier.
         assert_eq!(plain.wait().unwrap_err().kind(), ErrorKind::Config);
         leaves_nothing(&server, "deleted then");
     });

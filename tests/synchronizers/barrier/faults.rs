@@ -42,7 +42,7 @@ fn a_request_that_was_sent_twice_counts_once() {
         on_script(&proxy, "twice", action);
         assert_eq!((shaky.wait().unwrap(), first.join().unwrap()), (0, 1));
         assert_eq!((barrier.waiting().unwrap(), barrier.is_broken().unwrap()), (0, false));
-        // A second reset would break the generation after this one.
+        // If the copy of the reset were applied, too, it would break the next generation.
         on_script(&proxy, "twice", action);
         assert!(shaky.reset().unwrap());
         on_script(&proxy, "twice", action);
@@ -122,7 +122,7 @@ fn a_party_that_misses_the_message_before_a_delete_has_passed() {
     }
 }
 
-/// A thread waits for a reply for longer than its lease.
+/// A waiting thread gets no reply for longer than its lease.
 #[test]
 fn a_silent_connection_ends_no_lease() {
     let server = server();
@@ -151,7 +151,8 @@ fn last_end(server: &Server, name: &str) -> f64 {
     last[0].1
 }
 
-/// The leases are renewed, and the parties pass when the server again has memory for another party.
+/// Without memory, the server still renews the leases. The parties pass when the server has memory
+/// for another party again.
 #[test]
 fn a_server_without_memory_breaks_no_barrier() {
     let server = server();
@@ -172,7 +173,7 @@ fn a_generation_ends_without_memory() {
     let acting = plain.with_action(move || limit(&full, "1"));
     let waits = party(&plain);
     assert_eq!((acting.wait().unwrap(), waits.join().unwrap()), (0, 1));
-    // Otherwise the barrier breaks.
+    // Without memory, the server would refuse the new party, and the barrier would break.
     limit(&server, "0");
     let waits = party(&plain);
     let full = Arc::clone(&server);
@@ -188,8 +189,8 @@ fn a_generation_ends_without_memory() {
     is_broken(waits.join());
 }
 
-/// `None` would claim that no other party passes. An error with a known outcome would claim the
-/// same.
+/// If the call returned `TimedOut`, or an error with a known outcome, it would claim that no other
+/// party passes.
 #[test]
 fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
     let server = server();
@@ -208,7 +209,7 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
             let meets = Arc::clone(&is_met);
             let action = if is_sent { Action::Silence } else { Action::LoseRequest };
             proxy.on(Direction::Request, usize::MAX, action, move |bytes| {
-                // It sends no numbered request after the reply to its arrival.
+                // After the reply to its arrival, the party sends no request with a number.
                 let has_arrived = contains(bytes, "EVAL")
                     && contains(bytes, "silent")
                     && !contains(bytes, "redlatch_request");
@@ -218,7 +219,8 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
             });
             let left = hasty.wait_for(UNIT * 5);
             proxy.clear_rules();
-            // The next round begins with a connection that is not silent.
+            // The connections are cut, so that the next round begins with a connection that is not
+            // silent.
             proxy.cut_all();
             if is_met.load(Ordering::SeqCst) {
                 break left.unwrap_err();
@@ -231,7 +233,8 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
                 Err(error) if error.to_string().contains("nothing was changed") => {}
                 Err(error) => break error,
             }
-            // A reset by another client could come before the request that gives the arrival up.
+            // The reset must come from the same client: another client's reset could come before
+            // the request that gives the arrival up.
             wait_until("it is reset", SOON, || hasty.reset().is_ok_and(|was_there| was_there));
         };
         assert!(error.outcome_unknown(), "{error:#}");
@@ -297,7 +300,8 @@ fn a_party_whose_generation_is_forgotten_hears_that_the_others_may_have_passed()
     let proxy = Proxy::before(&server);
     let steady = barrier(&client(&server), "old", 2);
     let waits = deaf_party(&server, &proxy, "old");
-    // Resets after the trip would take so long that the party would ask in between.
+    // The test writes the numbers of the broken generations itself. Real resets would take so long
+    // that the party would ask in between.
     let mut redis = server.connection();
     let key = "redlatch_barrier:{old}";
     let generation: i64 = redis.hget(key, "generation").unwrap();
@@ -387,7 +391,7 @@ fn a_trip_after_the_action_outlasts_an_outage() {
     assert_eq!(proxy.fired(), 8);
 }
 
-/// The last party finds out too late that it was the last.
+/// The last party gets the reply to its arrival too late: the generation is broken by then.
 #[test]
 fn no_action_runs_for_a_generation_that_is_known_to_be_broken() {
     let server = server();
@@ -464,7 +468,8 @@ fn a_party_that_has_passed_hears_so_when_it_would_leave() {
     assert_eq!((proxy.fired(), waits.join().unwrap()), (2, 1));
 }
 
-/// When this call returns, no copy of the party's arrival can come.
+/// The server hangs while a party gives up. When the call returns, no copy of the party's arrival
+/// can come any more.
 #[test]
 fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
     let server = server();
@@ -501,7 +506,8 @@ fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
     }
 }
 
-/// The threads that reset the barrier know that it is broken, or will be broken.
+/// If a party leaves, its client breaks the barrier before the client's next reset, and never after
+/// it.
 #[test]
 fn a_reset_comes_after_the_parties_that_have_left_and_is_not_undone_by_them() {
     let server = server();
@@ -566,7 +572,7 @@ fn a_trip_that_a_new_master_does_not_know_breaks_the_barrier() {
     assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
 
-/// In the meantime a later barrier has begun, whose generations have higher numbers.
+/// While the party waits, a later barrier begins, whose generations have higher numbers.
 #[test]
 fn a_generation_that_a_new_master_does_not_know_is_broken() {
     let server = server();
@@ -669,7 +675,7 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
     assert!(refused > 15, "{refused}");
 }
 
-/// All databases share their messages.
+/// Messages of one database reach the listeners of all databases.
 #[test]
 fn a_barrier_of_another_database_is_another_one() {
     let server = server();

@@ -71,7 +71,7 @@ fn one_leads_and_all_know_who_and_the_next_one_has_a_higher_token() {
     assert!(leads(elections[0].leader().unwrap().as_ref(), &clients[1]));
     drop(second);
     wait_until("nobody leads", SOON, || elections[0].leader().unwrap().is_none());
-    // Only the token is left, so that the next token is higher.
+    // Only the token key is left, so that the next token will be higher.
     let mut redis = server.connection();
     let mut keys: Vec<String> = redis.keys("*").unwrap();
     // The keys that record since when each process waits expire after two seconds.
@@ -200,7 +200,7 @@ fn an_observer_of_an_election_hears_each_change() {
             assert_eq!(changes.next().unwrap().unwrap(), None);
         }
     });
-    // An observation ends when its wait is over, or with an error when it is cancelled.
+    // An observation ends when its time is over. If it is cancelled, it ends with an error.
     let mut changes = observed.changes(UNIT);
     assert_eq!(changes.next().unwrap().unwrap(), None);
     assert!(changes.next().is_none() && changes.next().is_none());
@@ -252,11 +252,12 @@ fn an_observer_finds_out_that_a_dead_leaders_lease_has_ended() {
     let killed = Instant::now();
     assert_eq!(changes.next().unwrap().unwrap(), None);
     let took = killed.elapsed();
-    // Without a message, the observer would ask after that time.
+    // Without a message, the observer would find the change only at its next poll.
     assert!(took < SOON / 2, "{took:?}");
 }
 
-/// The next attempt may lead. If no time is left, there is no next attempt.
+/// The candidate's lease ends too soon, and it tries again. If no time is left, it does not try
+/// again.
 #[test]
 fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     let server = server();
@@ -280,7 +281,7 @@ fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
         let error = campaigns.campaign_within(wait).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
     }
-    // There were three tries, and then one more.
+    // The campaign without a limit made three attempts, and the other campaign made one attempt.
     proxy.wait_fired(6, SOON);
     // The reply comes when more than half of the lease is over.
     proxy.on(Direction::Request, 1, Action::DelayReply(RENEWED * 6 / 10), |bytes| {
@@ -339,7 +340,7 @@ fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
         });
     };
     for action in [Action::LoseReply, Action::LoseRequest] {
-        // Each call sends a second copy by itself, so two calls fail.
+        // Each request is sent twice, so four lost copies make two requests fail.
         on_record(4, action);
         let leadership = campaigns.campaign().unwrap();
         assert!(leads(campaigns.leader().unwrap().as_ref(), &client));
@@ -381,7 +382,8 @@ fn drop_some(leadership: Attempt<Leadership>) -> bool {
     leadership.into_option().is_some()
 }
 
-/// The candidate already holds the lock, which a message has granted it.
+/// A message has granted the candidate the lock, so the candidate must lead even if the server has
+/// no memory.
 #[test]
 fn a_candidate_leads_on_a_server_without_memory() {
     let server = server();
@@ -398,7 +400,7 @@ fn a_candidate_leads_on_a_server_without_memory() {
     leadership.resign().unwrap();
 }
 
-/// The delay has the same effect as a process that stands still between the grant and its reply.
+/// The reply to the grant is delayed, as if the process stood still in the meantime.
 #[test]
 fn a_candidate_whose_grant_came_too_late_campaigns_on() {
     let server = server();

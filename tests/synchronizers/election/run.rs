@@ -128,8 +128,7 @@ fn block_callbacks(client: &Client) -> mpsc::Sender<()> {
     go_on
 }
 
-/// The lease is longer than the test, so the work is not stopped by the alarm before the end of the
-/// lease.
+/// The lease is longer than the test, so the alarm at the end of the lease does not stop the work.
 #[test]
 fn a_loss_stops_the_work_of_a_run_while_a_callback_blocks() {
     let server = server();
@@ -158,7 +157,8 @@ fn the_end_of_the_client_stops_the_work_of_a_run_while_a_callback_blocks() {
     assert_eq!((outcome.unwrap_err().kind(), stopped), (ErrorKind::ShutDown, true));
 }
 
-/// The work may have started threads that check the token.
+/// When the work returns, its token is cancelled, because the work may have started threads that
+/// check the token.
 #[test]
 fn the_token_of_a_run_is_cancelled_when_its_work_has_returned() {
     let server = server();
@@ -202,7 +202,7 @@ fn a_run_outlasts_an_outage_and_ends_with_a_mistake() {
     let runs = election(&client, "outage");
     proxy.refuse();
     proxy.cut_all();
-    // The client endures no outage by itself.
+    // A single campaign does not outlast an outage.
     assert!(runs.campaign().is_err());
     let (ends, (tell, told)) = (CancelToken::new(), mpsc::channel());
     let its = ends.clone();
@@ -287,7 +287,7 @@ fn all_can_read_the_value_process_and_client_of_a_leader_while_it_leads() {
     drop((dead, leadership));
 }
 
-/// A version without values writes no such field, and reads only its own fields.
+/// An older version writes no field for the leader's value, and ignores this field when it reads.
 #[test]
 fn a_record_of_a_version_without_values_is_read() {
     let server = server();

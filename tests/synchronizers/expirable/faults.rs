@@ -110,7 +110,8 @@ fn a_copy_that_arrives_late_takes_nothing_that_stays() {
     arrives();
     // The request was sent twice, so the client undoes it for as long as a copy may come.
     stays(&server, "late", 5, 0);
-    // A request is refused, and its copy arrives when there are enough permits.
+    // The server refuses a request for lack of permits, and a copy of the request arrives when
+    // there are enough permits.
     let copy = Arc::clone(&seen);
     proxy.on(Direction::Request, 1, Action::LoseRequest, move |bytes| {
         let is = acquires(bytes, "late");
@@ -201,7 +202,7 @@ fn each_change_of_the_number_is_made_once_though_its_reply_is_lost() {
     stays(&server, "changed", 9, 0);
 }
 
-/// The guard loses the permit while it waits for a reply about a longer lease, which never comes.
+/// The guard asks for a longer lease and never gets the reply. Meanwhile the permit is lost.
 #[test]
 fn a_permit_whose_longer_lease_is_in_doubt_when_it_is_lost_comes_back() {
     let server = server();
@@ -331,8 +332,8 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
 #[test]
 fn guards_are_lost_and_waiters_go_on_when_the_servers_data_is_gone() {
     let server = server();
-    // The first client finds out at its next renewal. The second client finds out since it has met
-    // another run of the server.
+    // The first client learns of the loss at its next renewal. The second client learns of it when
+    // it meets another run of the server.
     for (round, client) in [("flush", watched(&server, RENEWED * 2)), ("restart", client(&server))]
     {
         let semaphore = semaphore(&client, "gone", 1);
@@ -478,8 +479,8 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
     drop(pool.try_acquire().unwrap());
     pool.set_permits(1).unwrap();
     type Ask = fn(&ExpirableSemaphore, &PermitId) -> Result<(), Error>;
-    // The result of each call when 3 permits are free, one is taken, and the lease of another one
-    // has ended.
+    // The result of each call if three permits are free, one permit is taken, and the lease of a
+    // fifth permit has ended.
     let changes: [(Ask, (i64, i64)); 6] = [
         (
             |pool, _| {
@@ -596,7 +597,7 @@ fn a_permit_whose_reply_comes_after_a_shutdown_goes_back() {
     };
     proxy.wait_fired(1, SOON);
     let ending = spawn(move || client.shutdown());
-    // (No permit is taken without a request.)
+    // (A call for no permits sends no request.)
     wait_until("the client has ended for its callers", SOON, || semaphore.acquire_many(0).is_err());
     proxy.release();
     assert_eq!(acquirer.join().unwrap_err().kind(), ErrorKind::ShutDown);

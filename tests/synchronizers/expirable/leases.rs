@@ -89,7 +89,8 @@ fn max_hold_bounds_a_renewed_permit() {
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::LeaseExpired);
     let error = permit.release().unwrap_err().to_string();
     assert!(error.contains("max_hold"), "{error}");
-    // The guard's lease begins before the request, so the server's lease ends slightly later.
+    // The guard counts its lease from before the request, so the server's lease ends slightly
+    // later.
     wait_until("it is back", SOON, || semaphore.available_permits().unwrap() == 1);
 }
 
@@ -112,7 +113,8 @@ fn a_lease_is_asked_for_and_made_longer_by_id() {
         "what has ended is not revived"
     );
     assert!(!semaphore.try_release(&id).unwrap());
-    // A call never makes a guard's lease shorter, and the guard knows its lease.
+    // `update_lease_time` never shortens the lease of a guard, and the guard learns of a longer
+    // lease.
     let permit = semaphore.with_lease(LONG).acquire().unwrap();
     semaphore.update_lease_time(&permit.id(), LONG * 2).unwrap();
     permit.check(LONG).unwrap();
@@ -155,7 +157,8 @@ fn permits_are_given_back_by_their_ids() {
     theirs.release_many(&ids[1..]).unwrap();
     theirs.release_many(&[]).unwrap();
     assert_eq!(stored(&server, "ids"), (6, 0));
-    // A guard of the same client reports that, and returns no permit twice.
+    // If a permit is released by its id, a guard of the same client reports this, and does not
+    // return the permit again.
     let permit = semaphore.acquire().unwrap();
     let lost = on_lost(&permit);
     assert!(semaphore.try_release(&permit.id()).unwrap());
@@ -228,7 +231,7 @@ fn a_waiter_behind_a_granted_one_learns_when_the_next_lease_ends() {
     let semaphore = semaphore(&client, "behind", 2);
     // The reply to this release says that no other process listens.
     semaphore.acquire().unwrap().release().unwrap();
-    // Without the end of the lease, the waiter would ask after four seconds or more.
+    // If the waiter did not know the end of the lease, it would ask after four seconds or more.
     once_within(UNIT * 30, || {
         let held = semaphore.acquire().unwrap();
         let nobodys = semaphore.with_lease(LEASE * 2).acquire().unwrap().into_id();

@@ -229,7 +229,8 @@ fn a_permit_is_passed_within_the_process_unless_its_id_was_read() {
     let semaphore = semaphore(&client, "passed", 1);
     let ids = || -> Vec<Vec<u8>> { server.connection().zrange(timeouts("passed"), 0, -1).unwrap() };
     for is_read in [false, true] {
-        // If the machine kept this thread from coming within a turn, the test tries again.
+        // The permit is passed only within a turn. If this thread was too late, the test tries
+        // again.
         let passed = (0..20).any(|_| {
             let permit = semaphore.acquire().unwrap();
             let first = ids();

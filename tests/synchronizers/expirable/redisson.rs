@@ -154,7 +154,7 @@ fn redisson_4_and_we_share_permits_and_give_back_each_others() {
     let [a, b] = [1, 2].map(|it| PermitId::from_bytes([it; 16]));
     java.acquire_4(&[a, b], Some(LONG)).unwrap();
     let ours = semaphore.acquire().unwrap();
-    // No client gets more permits than there are. The reply contains the end of the first lease.
+    // All permits are taken, so Redisson gets none. The reply contains the end of the first lease.
     let next = java.acquire_4(&[PermitId::from_bytes([9; 16])], None).unwrap_err().unwrap();
     assert!((next - java.now()).abs() <= 61_000, "{next}");
     assert!(semaphore.try_acquire().unwrap().into_option().is_none());
@@ -291,12 +291,14 @@ fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
         thread::sleep(UNIT);
     }
     permit.check(Duration::from_secs(2)).unwrap();
-    // If its clock is still faster, Redisson takes the permit away, and the guard reports the loss.
+    // If Redisson's clock is even faster, Redisson takes the permit away, and the guard reports the
+    // loss.
     let lost = on_lost(&permit);
     java.ahead = 10_000;
     assert_eq!(java.available_4(), 2);
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
-    // If the client's clock is slow, the server's clock has ended its permits: they are free.
+    // If Redisson's clock is slow, the leases of its permits have ended by the server's clock, so
+    // these permits are free.
     java.ahead = -10_000;
     java.acquire_4(&[TEXT_ID.parse().unwrap()], Some(Duration::from_secs(5))).unwrap();
     drop(permit);

@@ -128,8 +128,8 @@ fn a_latch_whose_opening_is_heard_while_it_is_asked_after_its_end_is_open() {
     let waits = spawn(move || far.wait());
     wait_subscribed(&server, CHANNEL);
     waits.wait_asleep();
-    // The message comes after the end of the latch. It also comes after the waiter has asked at
-    // that end, whose reply takes longer.
+    // The waiter asks at the end of the latch, and the reply is late. The message arrives after the
+    // waiter has sent this request and before the reply.
     proxy.on(Direction::Reply, 1, Action::DelayReply(lasts + UNIT * 3), |bytes| {
         contains(bytes, "message") && contains(bytes, CHANNEL)
     });

@@ -166,8 +166,8 @@ fn waiters_go_on_when_the_servers_data_is_gone() {
             .into_iter()
             .flat_map(|latch| waiters(latch, 2))
             .collect();
-        // A thread that waits for a reply sleeps, too. If the server disappeared then, that thread
-        // would get an error. Each process asks twice.
+        // A thread that waits for a reply also sleeps, and would get an error if the server
+        // disappeared. So the test waits until each process has sent its two requests.
         wait_until("all have asked", SOON, || Commands::so_far(&server).of("get") >= before + 4);
         match way {
             "FLUSHALL" => {

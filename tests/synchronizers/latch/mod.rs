@@ -169,7 +169,7 @@ fn a_delete_lets_everybody_go() {
 fn a_bounded_wait_ends_at_its_deadline() {
     let server = server();
     let latch = latch(&client(&server), "bounded", 1);
-    // One thread is the leader, and the other one is behind it.
+    // One thread is the leader, and the other thread waits behind the leader.
     let waits: Vec<_> = (0..2)
         .map(|_| {
             let latch = latch.clone();

@@ -57,8 +57,8 @@ fn a_java_services_last_count_down_wakes_and_another_message_does_not() {
             waiters.iter().for_each(Running::wait_asleep);
         }
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-        // Each waiter asks at first, when its client listens, and once for each message. It does
-        // not ask at other times.
+        // Each waiter asks at first, again when its client listens, and once for each message. A
+        // waiter does not ask at other times.
         let asked = asked() - set;
         assert!(asked <= 5 + 2, "{asked} questions for five messages");
         let () = redis::pipe()
@@ -112,7 +112,8 @@ fn another_databases_latch_of_the_name_opens_nothing() {
     there.count_down().unwrap();
     there.wait().unwrap();
     let mut asked = Commands::so_far(&server).of("get");
-    // The other latch's message comes on the same channel, and causes at most a request.
+    // The message of the other latch comes on the same channel, and makes a waiter send at most one
+    // request.
     wait_until("they wait again", SOON, || {
         waiting.iter().for_each(Running::wait_asleep);
         let now = Commands::so_far(&server).of("get");

@@ -129,8 +129,8 @@ fn a_process_that_keeps_acquiring_does_not_starve_another() {
     greedy.join();
 }
 
-/// A thread finds a permit free again and again, because its next request directly follows its
-/// release.
+/// A thread releases a permit and asks again at once, so it would always find the permit free
+/// before a waiter.
 #[test]
 fn a_process_that_only_tries_goes_behind_one_that_waits() {
     let server = server();
@@ -149,8 +149,8 @@ fn a_process_that_only_tries_goes_behind_one_that_waits() {
             drop(permit);
         }
     });
-    // How often the thread got the permit before the waiter. A time in milliseconds would also
-    // depend on how busy the machine is.
+    // `most`: how often the thread got the permit during one wait of the waiter. The test counts
+    // turns, because a time would also depend on how busy the machine is.
     let (mut waits, mut most) = (0, 0);
     while waits < 800 || taken.load(Ordering::SeqCst) == 0 {
         let before = taken.load(Ordering::SeqCst);

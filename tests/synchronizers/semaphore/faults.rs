@@ -174,7 +174,7 @@ fn a_frozen_server_is_an_error_in_time_and_its_late_changes_are_undone() {
         for thread in threads {
             is_clear(&thread.join(), "frozen", "the server");
         }
-        // One thread asks and finds out for all threads.
+        // Only one thread waits for the server's reply, and all threads get the result.
         assert!(begun.elapsed() < SOON);
         if round == 0 {
             server.resume();
@@ -270,8 +270,8 @@ fn a_release_in_the_subscribers_absence_wakes_the_waiter() {
                     releases.release_forgotten(1).unwrap();
                     kill(&mut redis, "pubsub");
                 }
-                // If this is fast enough, it comes in one packet with the message, before the
-                // message is read.
+                // If the KILL is fast enough, the client gets the message and the end of the
+                // connection at the same time.
                 _ => {
                     let () = redis::pipe()
                         .cmd("CLIENT")
@@ -425,9 +425,9 @@ fn a_release_that_was_passed_in_part_is_not_said_to_be_none() {
             permit.forget();
             first.release_forgotten(3)
         });
-        // A sleeping thread is not enough. While its first request is in flight, another thread may
-        // be served before it. Then it cannot get three permits until the other thread returns its
-        // permit.
+        // The first thread must be in the queue, and not only asleep. While its first request is in
+        // flight, the second thread may be served before it. In that case the first thread cannot
+        // get three permits.
         wait_subscribed(&server, &channel(name));
         let second = spawn(move || second.acquire().map(Permit::forget));
         second.wait_asleep();
@@ -439,7 +439,7 @@ fn a_release_that_was_passed_in_part_is_not_said_to_be_none() {
         {
             semaphore.release_forgotten(3).unwrap();
         }
-        // The second thread may have got the error that there is no memory.
+        // The second thread may have failed because the server had no memory.
         if second.join().is_ok() {
             semaphore.release_forgotten(1).unwrap();
         }
@@ -469,7 +469,8 @@ fn without_the_right_to_publish_permits_come_back_all_the_same() {
     let server = server();
     let mut user = User::new(&server, "mute");
     let semaphore = semaphore(&user.client(), "mute", 2);
-    // If a user lacks this right from the beginning, it gets no permit.
+    // The user loses this right after the first request. A user who never had this right would get
+    // no permit.
     user.set(&["-publish"]);
     semaphore.acquire_many(2).unwrap().release().unwrap();
     drop(semaphore.acquire().unwrap());

@@ -55,8 +55,7 @@ fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
         let counted = client.count_down_latch("outage-");
         assert!(counted.try_set_count(2).unwrap());
         let permits = dropped.acquire_many(2).unwrap();
-        // The server runs the release, but the client gets no reply. Then no connection can be
-        // opened for some time.
+        // The requests are lost, and after that the client can open no connection for some time.
         on_release(&proxy, "outage", 1, Action::LoseRequest);
         proxy.on(Direction::Request, 2, Action::LoseRequest, |bytes| {
             contains(bytes, "EVAL") && contains(bytes, "outage-")

@@ -67,7 +67,7 @@ fn permits_taken_over_a_connection_to_the_old_master_are_not_taken_at_the_new_on
     copy(&old, &new, &["kept", "redlatch_mark:{kept}", &record_of(&old, "kept")]);
     proxy.lead_to(&new);
     // A waiter makes the client open the connection for messages, which leads to the new master.
-    // Then the renewer's connection does, too.
+    // After that the renewer also connects to the new master.
     wait_until("both are there", SOON, || {
         assert!(answered(|| pool.try_acquire_many_for(9, UNIT)).into_option().is_none());
         connections(&new) >= 2
@@ -82,7 +82,8 @@ fn permits_taken_over_a_connection_to_the_old_master_are_not_taken_at_the_new_on
     stays(&new, "kept", 10);
 }
 
-/// A client that lost its permits with the server's data gives them back to the new semaphore.
+/// A client has changed a semaphore, and the server loses its data. The client must not repeat the
+/// changes at a new semaphore of the same name.
 #[test]
 fn a_semaphore_made_anew_on_an_empty_server_loses_no_permit_to_a_slow_client() {
     let ways: [fn(&Semaphore); 5] = [
@@ -107,7 +108,7 @@ fn a_semaphore_made_anew_on_an_empty_server_loses_no_permit_to_a_slow_client() {
     }
 }
 
-/// The mark shows that the semaphore is the same, although the record of requests is missing.
+/// The new master lacks the record of requests, but the mark shows that the semaphore is the same.
 #[test]
 fn a_promoted_replica_that_lacks_a_sequences_first_take_gets_it() {
     let (old, new) = (server(), server());
@@ -139,7 +140,7 @@ fn a_semaphore_that_redisson_removed_and_ours_made_anew_is_another_one() {
     assert_eq!(moved(&slow, [&old, &new], &proxy, "again"), 4);
 }
 
-/// The reply to the request is lost, and the copy is answered from the record.
+/// The reply to the request is lost, and the copy of the request gets its reply from the record.
 #[test]
 fn a_change_whose_copy_was_answered_is_repeated_at_a_new_master() {
     let (old, new) = (server(), server());

@@ -159,7 +159,7 @@ fn a_call_for_more_permits_than_the_handle_wants_in_all_is_an_error_and_asks_not
     assert_eq!(left, [""; 0], "nothing was made");
     drop((five_slots.acquire_many(5).unwrap(), five_leases.acquire_many(5).unwrap()));
     drop(no_slots.acquire_many(0).unwrap());
-    // A handle that wants no number takes what is there.
+    // A handle without a size accepts the present number of permits.
     wait_permits(&server, "slots", 5);
     slots.add_permits(1).unwrap();
     drop(slots.acquire_many(6).unwrap());
