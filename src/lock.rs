@@ -330,8 +330,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// One round trip.
     fn remaining_lease(&self) -> Result<Option<Duration>, Error>;
 
-    /// Returns the lock's name, as the program gave it. The lock's key in Redis is this name after
-    /// the client's [`prefix`](crate::ClientBuilder::prefix).
+    /// Returns the lock's name as the program gave it, without the client's
+    /// [`prefix`](crate::ClientBuilder::prefix).
     fn name(&self) -> &str;
 
     /// Returns a handle of this lock with a fixed lease, which begins when the lock is taken.

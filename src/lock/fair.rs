@@ -84,8 +84,8 @@ mod tests;
 ///
 /// - no single wait of a Redisson client may be longer than
 ///   [`redisson_fair_lock_wait_timeout`](crate::ClientBuilder::redisson_fair_lock_wait_timeout) (5
-///   minutes), and the clocks of Redisson's machines must agree with the server's clock to about 7
-///   s;
+///   minutes), and the clocks of Redisson's machines may differ from the server's clock by at most
+///   about 7 s;
 /// - a dead Redisson waiter blocks the other waiters for up to the lease plus 5 minutes;
 /// - if a timed wait of a Redisson client ends at the moment of a release, the lock is idle until a
 ///   redlatch process sends its next keep-alive, at most a second later;

@@ -71,8 +71,8 @@ impl HeldLock {
         self
     }
 
-    /// Leaves the level beneath to expire. The caller does this after it has taken all locks that
-    /// it takes together. (If the lock is already lost, this does nothing, and the guard reports
+    /// Leaves the level beneath to expire. The caller does this when all locks that are taken
+    /// together are granted. (If the lock is already lost, this does nothing, and the guard reports
     /// the loss.)
     pub(super) fn leave_beneath(&mut self) {
         if let Some(beneath) = self.beneath.take() {

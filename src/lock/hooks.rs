@@ -338,8 +338,8 @@ impl Synchronizer for Hooks<'_, '_> {
 
     /// Returns `None` in three cases. In the first case, the lease has ended since the grant. In
     /// the second case, this process sent the request for the grant before it received the answer
-    /// to a forced unlock. That forced unlock may have ended the grant. In the third case, a hold
-    /// of the name's fair lock has the seat, and the server does not have the granted hold.
+    /// to its own forced unlock, and that unlock may have ended the grant. In the third case, a
+    /// hold of the name's fair lock has the seat, and the server does not have the granted hold.
     fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<Site>>,

@@ -182,8 +182,8 @@ impl ReadWriteLock {
         &self.write
     }
 
-    /// Returns the lock's name, as the program gave it. The lock's key in Redis is this name after
-    /// the client's [`prefix`](crate::ClientBuilder::prefix).
+    /// Returns the lock's name as the program gave it, without the client's
+    /// [`prefix`](crate::ClientBuilder::prefix).
     #[must_use]
     pub fn name(&self) -> &str {
         self.read.name()

@@ -185,8 +185,7 @@ impl GuardLevels {
         }
     }
 
-    /// Returns one result for the results of all levels. A loss takes precedence over a failed
-    /// request.
+    /// Combines the results of all levels. A loss takes precedence over a failed request.
     fn ended(&self, ends: impl IntoIterator<Item = Result<(), Error>>) -> Result<(), Error> {
         let (ended, failed): (Vec<_>, Vec<_>) = ends.into_iter().partition(Result::is_ok);
         let failed = failed.into_iter().filter_map(Result::err);
