@@ -96,7 +96,7 @@ mod tests;
 /// - if a redlatch process is paused when it gets the lock, and only Redisson's waiters are left,
 ///   these waiters wait until the lease ends or for `fair_wait_timeout`.
 ///
-/// # Beside a re-entrant lock of the name
+/// # A re-entrant lock with the same name
 ///
 /// Use one kind of lock for a name. A fair and a re-entrant handle of one name are one lock: two
 /// threads exclude each other even if they use different kinds of handle. A thread that took the

@@ -52,7 +52,7 @@ pub(super) use self::pair::Pair;
 /// other readers of its process without a request. After the turn, one thread asks the server, and
 /// if no writer waits, the next turn begins.
 ///
-/// # Up and down
+/// # Upgrade and downgrade
 ///
 /// A thread that holds the write lock may also take the read lock, and may keep the read lock after
 /// it has released the write lock. No other thread writes in between. The reverse would deadlock:
