@@ -261,7 +261,6 @@ impl<D> EntryMachine<D> {
         }
     }
 
-    /// The time at which the owner asks, even without a message. Zero: at once.
     pub(crate) fn ask_at(&self) -> u64 {
         self.ask_at
     }

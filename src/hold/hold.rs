@@ -250,7 +250,6 @@ impl Hold {
         self.tracked.load(Ordering::Relaxed)
     }
 
-    /// Whether the hold still has the lease of a grant by message, and not the lease of its terms.
     pub(crate) fn is_provisional(&self) -> bool {
         self.provisional.load(Ordering::Relaxed)
     }
@@ -339,7 +338,6 @@ impl Hold {
         let _ = self.wanted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, told);
     }
 
-    /// The kind of synchronizer to which the hold belongs.
     pub(crate) fn kind(&self) -> Kind {
         match self.owner {
             Owner::Permit(_) => Kind::ExpirableSemaphore,

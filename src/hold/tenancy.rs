@@ -338,7 +338,6 @@ impl Tenancy {
         }
     }
 
-    /// Whether a callback must be called when others begin to wait.
     pub(crate) fn has_wanted_callbacks(&self) -> bool {
         !self.end.lock().wanted().is_empty()
     }

@@ -48,7 +48,6 @@ impl Terms {
         Self { hears, ..self }
     }
 
-    /// Whether the process wants a message when others wait for the lock.
     pub(crate) fn hears(self) -> bool {
         self.hears
     }
@@ -62,7 +61,6 @@ impl Terms {
         Duration::from_nanos(self.lease)
     }
 
-    /// Returns the lease in nanoseconds, the unit of [`clock`].
     pub(crate) fn nanos(self) -> u64 {
         self.lease
     }

@@ -48,8 +48,6 @@ impl Side {
         Some(GateOutcome::Reentered(tenancy))
     }
 
-    /// Adds a level to a tenancy. Unlike [`reenter`](Self::reenter), this also finds the tenancy of
-    /// an owned guard that shares the seat with others.
     pub(crate) fn add_level<I>(
         &mut self,
         tenancy: &Arc<Tenancy>,

@@ -160,7 +160,6 @@ impl Gate {
         self.with_side(|side| side.forced += 1);
     }
 
-    /// Returns how many forced unlocks of this process the server has answered.
     pub(crate) fn forced(&self) -> u64 {
         self.with_side(|side| side.forced)
     }
@@ -229,8 +228,6 @@ impl Gate {
         self.with_standing(|standing| standing.queued.push(queued));
     }
 
-    /// Removes a thread, so that no hold is passed to it. Returns the thread's tenancy if a hold
-    /// was already passed to the thread.
     pub(crate) fn stand_down(&self, queued: &Arc<QueuedThread>) -> Option<Arc<Tenancy>> {
         self.with_standing(|standing| standing.stand_down(queued))
     }
@@ -293,7 +290,6 @@ impl Gate {
         })
     }
 
-    /// Whether threads of this process wait.
     pub(crate) fn has_waiters(&self) -> bool {
         self.state.lock().has_waiters()
     }
@@ -346,7 +342,6 @@ impl Gate {
         self.with_side(|side| side.cohort.takes_turns(now))
     }
 
-    /// Records that the last release left the lock to Redisson's clients.
     pub(crate) fn left_to_others(&self) {
         self.with_side(|side| side.cohort.left_to_others());
     }

@@ -197,7 +197,6 @@ impl Site {
         }
     }
 
-    /// Records that the observer was told that the tenancy's thread has the lock.
     pub(crate) fn observed(&self, tenancy: &Tenancy) {
         tenancy.observed(&self.core, &self.name);
     }

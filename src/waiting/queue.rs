@@ -326,7 +326,6 @@ pub(crate) trait QueueSite {
         self.with_queue(|queue| queue.answers = false);
     }
 
-    /// Whether the server answered the last leader that had enough time for a request.
     fn answers(&self) -> bool {
         self.with_queue(|queue| queue.answers)
     }
