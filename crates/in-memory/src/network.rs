@@ -1,4 +1,4 @@
-//! The server's connections. They break at the points that a test allows.
+//! The server's connections. A test says how often they may break.
 //!
 //! The server replies at once, in the order of the requests. If no reply will ever end a read in a
 //! model, the model reports this.
@@ -21,9 +21,9 @@ use crate::resp::split;
 #[derive(Debug)]
 pub struct Server<K> {
     state: Mutex<State<K>>,
-    /// Whether the connection may accept no bytes, or only some bytes, of a write. If it accepts
-    /// too few, a background thread must write the other bytes, and most models have no background
-    /// thread.
+    /// Whether the connection may accept no bytes, or only some bytes, of a write. If the
+    /// connection accepts too few bytes, a background thread must write the others. Most models
+    /// have no background thread.
     has_little_room: AtomicBool,
     /// A function that returns a random number from zero to its argument.
     chance: fn(usize) -> usize,

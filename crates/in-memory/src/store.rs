@@ -13,7 +13,7 @@ pub(super) struct Store {
     /// This is a sorted map, because a test has few keys, and finds them faster in a sorted map
     /// than in a hash map.
     entries: BTreeMap<Vec<u8>, Entry>,
-    /// The number of entries at which ended entries are removed.
+    /// When there are this many entries, the ended entries are removed.
     sweep_at: usize,
     /// The state of the random numbers.
     random: u64,

@@ -26,7 +26,7 @@ pub(crate) enum Channels {
 #[derive(Debug)]
 pub struct Script {
     server: Text,
-    /// The texts for clusters. Each is made when it is first needed.
+    /// The texts for clusters. Each text is made when it is first needed.
     cluster: OnceLock<Text>,
     sharded: OnceLock<Text>,
     replies: Replies,

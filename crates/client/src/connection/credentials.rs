@@ -69,7 +69,7 @@ impl Provided for Credentials {
     }
 }
 
-/// Shows neither the user nor the password.
+/// Shows no user and no password.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Credentials")

@@ -79,7 +79,7 @@ pub enum ServerEvent {
     /// No thread waits for the end of the outage any longer. The fields are the outage's length so
     /// far, and the reason why no thread waits.
     GivenUp(Duration, &'static str),
-    /// Another server is the master now. The address is that of the old master.
+    /// Another server is the master now. The field is the address of the old master.
     Moved(Arc<str>),
     /// The host's name leads to another server now.
     Renamed,
@@ -113,7 +113,7 @@ impl Health {
         Arc::clone(&self.address.lock())
     }
 
-    /// Notes that another server replaces this server. `first`: there was no server before.
+    /// Notes that another server replaces this server. `first`: whether there was no server before.
     pub(super) fn moved(&self, address: &str, first: bool) {
         let address: Arc<str> = address.into();
         let from = std::mem::replace(&mut *self.address.lock(), Arc::clone(&address));

@@ -30,8 +30,7 @@ use self::combiner::Combiner;
 
 /// The maximum number of unread replies that a link may have. More posts wait in the queue until
 /// some replies are read. A thread that waits for the server in any case reads them. (A model has a
-/// small
-/// number, so that it reaches the limit.)
+/// small number, so that it reaches the limit.)
 const MOST_UNREAD: usize = if IS_MODEL { 2 } else { 1_000 };
 
 /// A shared connection. The first command, and the first command after an error, opens it.
@@ -514,7 +513,8 @@ mod tests {
     }
 
     /// Each post may wait for long for its replicas, so twenty posts may wait twenty times as long.
-    /// When the server accepts bytes again, an unwritten post must not wait for those replies.
+    /// When the server accepts bytes again, an unwritten post must not wait for the replies to
+    /// these posts.
     #[test]
     fn an_unwritten_command_does_not_wait_for_replicas() {
         const POSTS: usize = 20;

@@ -2,10 +2,11 @@
 //! the calling thread has called. The limit ends a call even if there is no reply.
 //!
 //! The limit is a thread-local value, so that no path to the server can forget to pass it on.
-//! Methods that wait [set](Limit::set) the limit. Methods without a limit set `None`, because a
-//! logger may take a lock while another method of its thread waits. [`Lane`](super::Lane) and
-//! [`Slot`](super::Cluster) read the limit where a thread would wait for a server.
-//! [Posts](super::Lane::post) and the commands of background threads have no limit.
+//! Methods that wait [set](Limit::set) the limit. Methods without a limit set `None`. The reason: a
+//! logger may take a lock on a thread that already waits in another method, and the limit of that
+//! method must not end the wait of the logger. [`Lane`](super::Lane) and [`Slot`](super::Cluster)
+//! read the limit where a thread would wait for a server. [Posts](super::Lane::post) and the
+//! commands of background threads have no limit.
 
 use std::cell::{Cell, RefCell};
 use std::thread;
@@ -113,12 +114,12 @@ pub(super) fn deadline_in(time: Duration) -> Instant {
 }
 
 pub(super) fn later(now: Instant, time: Duration) -> Instant {
-    // No timeout is longer than a year.
+    // The addition does not overflow, because no timeout is longer than a year.
     now.checked_add(time).unwrap_or(now)
 }
 
-/// Notes that the limit ended a call of the calling thread. `answers`: the call's connection has
-/// answered lately.
+/// Notes that the limit ended a call of the calling thread. `answers`: whether the call's
+/// connection has answered lately.
 pub(super) fn cuts(answers: bool) {
     set_cut(if answers { Cut::Answering } else { Cut::Silent });
 }

@@ -187,8 +187,8 @@ impl Link {
 
     /// Whether a command may be sent over the link without a test.
     pub(super) fn is_trusted(&mut self) -> bool {
-        // There is one master. If the client has connected to a later run, this run must get no
-        // more commands.
+        // There is one master. If the client has connected to a later run, the link's run must get
+        // no more commands.
         if self.connection.is_closed() || !self.run.is_last() {
             return false;
         }

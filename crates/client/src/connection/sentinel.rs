@@ -36,8 +36,8 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// The time limit for each Sentinel's answer in the first round. If all Sentinels are slow, they
 /// share the remaining time in a second round.
 const AT_ONCE: Duration = Duration::from_millis(400);
-/// An attempt to connect to a server may take the connect timeout divided by this. If the server
-/// does not answer in this time, another server may have become the master.
+/// An attempt to connect to a server may take the connect timeout divided by this number. If the
+/// server does not answer in this time, another server may have become the master.
 const ATTEMPTS: u32 = 4;
 const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
 
@@ -61,7 +61,7 @@ pub(crate) struct Sentinels {
 
 #[derive(Default)]
 struct SentinelsState {
-    /// The Sentinels. The first is the one that last answered.
+    /// The Sentinels. The first one is the Sentinel that answered last.
     sentinels: Vec<HostPort>,
     master: Option<Master>,
     /// Whether a thread is asking the Sentinels now, for all threads.

@@ -24,7 +24,7 @@ pub struct ServerInfo {
     run_id: Option<String>,
     /// Whether the server is a Sentinel, which has no data.
     pub is_sentinel: bool,
-    /// The program and its version, if it is not Redis or Valkey and reports this.
+    /// The name and version of a program other than Redis and Valkey, if the program reports them.
     pub look_alike: Option<(&'static str, String)>,
     /// The version of Redis, or the version with which the server says that it is compatible.
     pub version: Option<String>,

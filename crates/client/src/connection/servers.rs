@@ -158,8 +158,8 @@ impl Route {
         if reply_code(&cause.error) == "WRONGTYPE"
             && let Some(key) = command.key()
         {
-            // If the user may not ask for the type, it remains unknown. If a limit ends this
-            // request, it does not count as the end of the call itself, which got its reply.
+            // If the user may not ask for the type, the type remains unknown. If a limit ends this
+            // request, the limit has not ended the call itself, which has got its reply.
             let _limited = Limit::set(Limit::current());
             cause.holds = match self.call_once(&Command::plain(&[b"TYPE", key])) {
                 Ok(Value::SimpleString(name)) => match &*name {

@@ -21,7 +21,8 @@ pub trait Provided: Clone + Send + 'static {
     /// The name of the thread that calls the user's code.
     const THREAD: &'static str;
 
-    /// How long the server accepts the value. `None` if the server accepts it until it is changed.
+    /// How long the server accepts the value. `None` if the server accepts the value until the
+    /// value is changed.
     fn valid_for(&self) -> Option<Duration>;
 
     /// Whether the two values are equal for the server.
@@ -74,7 +75,7 @@ struct Shared<T> {
     renewed: OnceLock<Box<OnRenewed<T>>>,
 }
 
-/// Gets the new value for open connections, or the reason why there is none.
+/// Gets the new value for open connections, or the reason why there is no new value.
 type OnRenewed<T> = dyn Fn(Result<&T, &str>) + Send + Sync;
 
 struct SourceState<T> {

@@ -336,8 +336,8 @@ impl Stream {
             Self::Plain(socket) => socket.write(bytes),
             #[cfg(feature = "tls")]
             Self::Tls(stream) => {
-                // Bytes that are already encrypted are written first. If `bytes` is empty, only
-                // they are written.
+                // Bytes that are already encrypted are written first. If `bytes` is empty, no other
+                // bytes are written.
                 let written = if bytes.is_empty() { 0 } else { stream.write(bytes)? };
                 match stream.flush() {
                     // The bytes are encrypted and count as written. They are sent before the next

@@ -26,7 +26,7 @@ pub(super) struct SubscriberQueue {
     pub(super) wanted: Vec<Arc<ChannelEntry>>,
     /// Channels that now have another home.
     pub(super) left: Vec<Arc<ChannelEntry>>,
-    /// Holds that have lasted for a while, so that their keys are to be tracked.
+    /// Holds that have lasted for a while. Their keys must be tracked.
     pub(super) to_track: Vec<ToTrack>,
     /// Whether tracked keys may have moved to another home since the thread last read this flag.
     pub(super) moved: bool,

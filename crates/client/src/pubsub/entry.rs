@@ -181,7 +181,7 @@ impl ChannelEntry {
         self.state.lock().confirmation = Confirmation::Pending;
     }
 
-    /// Wakes all waiters, although there is no event of the channel.
+    /// Wakes all waiters, although nothing has happened on the channel.
     pub(crate) fn nudge(&self) {
         Self::wake_all(self.state.lock());
     }

@@ -116,8 +116,8 @@ impl fmt::Debug for PubSub {
 }
 
 impl PubSub {
-    /// Makes the subscriptions of a client. No method of `host` may block. `may_track`: the client
-    /// asks servers to report changes of its holds' keys.
+    /// Makes the subscriptions of a client. No method of `host` may block. `may_track`: whether the
+    /// client asks servers to report changes of its holds' keys.
     pub fn new(servers: Servers, names: Names, may_track: bool, host: impl Host + 'static) -> Self {
         let state =
             ChannelsState { entries: HashMap::new(), queues: HashMap::new(), first_version: 0 };

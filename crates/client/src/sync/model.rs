@@ -188,7 +188,7 @@ pub(super) mod clock {
             static NOW: Cell<u64> = const { Cell::new(1) };
         }
 
-        /// The time in nanoseconds. Each call may advance it a little.
+        /// The time in nanoseconds. Each call may advance the time a little.
         pub fn now() -> u64 {
             advance(if thread_rng().gen_bool(0.5) { 25_000 } else { 0 });
             NOW.get()

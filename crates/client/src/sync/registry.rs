@@ -21,8 +21,8 @@ struct Recent<T> {
     closed: bool,
 }
 
-/// How long a name is kept after its last use, and the most names that are kept in this way.
-/// (Chains and turns, which need the name's entry, take milliseconds.)
+/// How long a name is kept after its last use, and the maximum number of such names. (Chains and
+/// turns, which need the name's entry, take milliseconds.)
 const KEPT: u64 = 1_000_000_000;
 const MOST_KEPT: usize = 1_024;
 

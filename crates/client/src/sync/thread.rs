@@ -26,11 +26,11 @@ pub struct Thread {
 impl Thread {
     /// The calling thread.
     ///
-    /// A thread whose thread-locals are being destroyed counts as dead, so that its holds are not
-    /// renewed for ever. But the destructor of a thread-local may still take a lock. For a
-    /// destructor, `current` returns a new `Thread` at each call, which is never dead. Its
-    /// [`id`](Self::id) is always the same, so the destructor re-enters its holds and does not wait
-    /// for itself.
+    /// When a thread's thread-locals are destroyed, its `Thread` counts as dead, so that its holds
+    /// are not renewed for ever. But the destructor of a thread-local may still take a lock. In a
+    /// destructor, each call of `current` returns a new `Thread`, which never counts as dead. These
+    /// new values have the same [`id`](Self::id), so the destructor re-enters its holds and does
+    /// not wait for itself.
     #[inline]
     pub fn current() -> Arc<Self> {
         CURRENT

@@ -126,7 +126,7 @@ fn range(part: &Value, from: &HostPort, map: &AddressMap) -> Option<Range> {
     let slot = |number: &i64| u16::try_from(*number).ok().filter(|slot| *slot < SLOTS);
     let mut host_ports = servers.iter().map(|server| host_port(server, from, map));
     // The first server is the master. If the master has no usable address, the range has no server:
-    // a replica cannot replace it.
+    // a replica cannot replace the master.
     let master = host_ports.next()??;
     let replicas = host_ports.flatten().collect();
     Some(Range { slots: slot(first)?..=slot(last)?, master, replicas })

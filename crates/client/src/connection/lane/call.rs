@@ -14,8 +14,8 @@ use crate::connection::outcome::{Cause, Failure, Outcome};
 use crate::connection::reply::is_wrong_server_error;
 use crate::sync::{Mutex, Waker, clock, own_thread};
 
-/// The state of a call that its thread waits for. The thread sleeps until there is a reply, or
-/// until the thread must combine.
+/// A call, with the waker of the thread that waits for its reply. The thread sleeps until there is
+/// a reply, or until the thread must combine.
 pub(super) struct Call {
     pub(super) waker: Waker,
     pub(super) state: Mutex<CallState>,
@@ -311,7 +311,7 @@ impl Lane {
 }
 
 impl LaneState {
-    /// Whether the lane knows of a reply within [`LATELY`].
+    /// Whether the server has replied over the lane within the time [`LATELY`].
     fn answers(&self) -> bool {
         clock::since(self.heard_at) < LATELY
     }

@@ -63,7 +63,7 @@ impl KnownRights {
         let parts = match reply {
             Value::Array(parts) => parts,
             Value::ServerError(_) => return reply,
-            // This reply belongs to another command.
+            // A reply of another form belongs to another command.
             _ => return Value::Boolean(false),
         };
         let mut parts = parts.into_iter();
