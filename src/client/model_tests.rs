@@ -287,7 +287,8 @@ fn no_thread_holds_after_a_shutdown() {
 #[test]
 fn a_force_unlock_is_reported_to_the_holder() {
     explore(1_000, || {
-        // The renewer gives such a grant back. No thread of this model may wait for the renewer.
+        // The renewer gives back a grant for which no thread waits any longer. No thread of this
+        // model may wait for the renewer.
         let look = |_: &Process, _: &ModelServer| thread::yield_now();
         disturb(try_to_take, look, |process, server| {
             process.lock().force_unlock().unwrap();
@@ -368,7 +369,7 @@ fn take_away(keeps: bool, breaks: bool) {
         }
     });
     if keeps {
-        // Nothing else reports the loss.
+        // Poll the guard, because nothing else reports the loss.
         while guard.is_held() {
             thread::yield_now();
         }

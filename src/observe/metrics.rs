@@ -35,7 +35,7 @@ pub struct MetricsObserver {
     counted: Mutex<HashSet<(Kind, Option<String>)>>,
 }
 
-// The compiler does not derive this because of the user's callback: see `Config`.
+// The compiler does not derive these traits because of the user's callback: see `Config`.
 impl UnwindSafe for MetricsObserver {}
 impl RefUnwindSafe for MetricsObserver {}
 

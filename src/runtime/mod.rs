@@ -98,8 +98,8 @@ pub(crate) struct Core {
     closed: AtomicBool,
 }
 
-// The compiler does not derive this because of the callbacks: the user's callbacks (see `Config`),
-// and the client's own, whose state is in a `Mutex` or an atomic.
+// The compiler does not derive this trait, because the core has callbacks. `Config` explains the
+// user's callbacks. The client's own callbacks have their state in a `Mutex` or an atomic.
 impl RefUnwindSafe for Core {}
 
 impl Core {

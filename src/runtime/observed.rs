@@ -266,11 +266,11 @@ impl Core {
         let core = Weak::clone(&self.itself);
         self.watchdog.call(move || {
             let Some(core) = core.upgrade() else { return };
-            // Other callbacks wait behind this one.
+            // Limit the query, because other callbacks wait behind this one.
             let limited = Limit::set(Limit::new(Instant::now().checked_add(ASKS_FOR), None));
             let lasts = || !wait.is_said.load(Ordering::Relaxed);
             let line = core.slow_line.get().filter(|_| lasts()).and_then(|line| line(&core, &wait));
-            // If the query's limit ended it, the line may lack the holder.
+            // If the limit ended the query, the line may lack the holder, and is not logged.
             let line = line.filter(|_| !was_cut() && lasts());
             drop(limited);
             core.slow_lines.lock().ends(clock::now(), &wait.name, line.is_some());

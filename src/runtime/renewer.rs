@@ -200,8 +200,7 @@ impl Renewer {
             }
             Job::Service(lanes) => lanes.iter().for_each(|lane| self.service(lane)),
             Job::LookAt(node) => {
-                // A renewal may have reached the server since this job was queued. Then no check is
-                // needed.
+                // No check is needed if a renewal has reached the server since this job was queued.
                 if node.endpoint.health().is_to_be_looked_at() {
                     self.own.look();
                 }

@@ -110,7 +110,7 @@ impl Session {
                         cluster.set_lanes(lanes(greeting.round_trip));
                         return Ok((Servers::Cluster(cluster), greeting));
                     }
-                    // The outage of this server may be short.
+                    // This server may be in an outage, so greet the next server.
                     Err(error) if error.is_transient() => refusal = Some(error),
                     Err(error) => return Err(error),
                 }

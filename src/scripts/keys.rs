@@ -19,7 +19,7 @@ fn prefixed(prefix: &str, name: &str) -> String {
 
 /// Like [`pieces`], for a key that only redlatch uses. A name with a brace gives
 /// `prefix_tagged:name`, because the names `x` and `{x}` must not share a key of redlatch: a
-/// release of one lock would grant it to a waiter of the other lock.
+/// release of one lock would grant this lock to a waiter for the other lock.
 fn ours<'a>(prefix: &'a str, name: &'a str) -> Pieces<'a> {
     if name.contains('{') {
         Pieces::of([prefix, "_tagged:", name, ""])
@@ -89,7 +89,8 @@ impl<'a> LockKeys<'a> {
         self.ours(["redlatch_queue", "redlatch_rwlock_queue"])
     }
 
-    /// The key that exists while a window is open, in which only Redisson's clients take the lock.
+    /// The key that exists while a window is open. In a window, only Redisson's clients take the
+    /// lock.
     pub(crate) fn window(self) -> Pieces<'a> {
         self.ours(["redlatch_window", "redlatch_rwlock_window"])
     }

@@ -118,8 +118,8 @@ impl Tokens {
     /// `TOKENS` of `lua/lock/holder.lua`.
     const A_HOLD: u64 = 1_024;
 
-    /// Returns the tokens of a hold with this last token, or `None` if no hold can have this token
-    /// as its last.
+    /// Returns the tokens of the hold whose last token is `last`, or `None` if no hold can have
+    /// this last token.
     pub(crate) fn up_to(last: u64) -> Option<Self> {
         NonZero::new(last).filter(|last| last.get() >= Self::A_HOLD).map(|last| Self { last })
     }
@@ -222,7 +222,7 @@ impl LockScripts<'_> {
     ) -> Result<Replied<Acquired>, Trouble> {
         let command = self.request(script, owner, lease, behind);
         // Sends the request over the name's lane, and once more if the connection breaks: the copy
-        // finds the owner's hold or entry. `in_doubt`: the request was sent twice.
+        // finds the owner's hold or entry. `in_doubt`: whether the request was sent twice.
         let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
         // An error reply becomes a `Trouble`, and any other reply goes to `acquired`.
         granted(outcome, in_doubt, self.rights(), acquired)
@@ -306,7 +306,7 @@ impl LockScripts<'_> {
     ) -> Command {
         let (keys, count) = self.keys.of_scripts();
         let keys = &keys[..count];
-        // The database is nearly always 0, which is not sent.
+        // The number of the database is nearly always 0, and 0 is not sent.
         let (database, mut digits) = (self.database.unsigned_abs(), [[0; 20]; 3]);
         let [first, second, third] = &mut digits;
         if let (0, Behind::Nothing) = (database, behind) {
@@ -383,7 +383,7 @@ pub(crate) enum Released {
 
 /// Sends a release of a lock of any kind and waits for the reply. If the connection breaks, sends
 /// the release once more. If the second reply is "not held", the first copy has probably released
-/// the lock. (It has not if the server was restarted and has lost the hold.)
+/// the lock. (A server that was restarted may have lost the hold instead.)
 pub(crate) fn release(
     route: &Route,
     command: &Command,
@@ -399,7 +399,7 @@ pub(crate) fn release(
 }
 
 impl Released {
-    /// Returns the result of a release. `in_doubt`: the request was sent twice.
+    /// Returns the result of a release. `in_doubt`: whether the request was sent twice.
     pub(crate) fn after_a_copy(self, in_doubt: bool, same_server: impl FnOnce() -> bool) -> Self {
         match self {
             Self::NotHeld if in_doubt && same_server() => Self::Unclear,

@@ -168,7 +168,7 @@ fn call_again(
     answered(outcome, in_doubt, rights).map(|reply| (reply, in_doubt))
 }
 
-/// Reads the reply to a request. `in_doubt`: the request was sent twice.
+/// Reads the reply to a request. `in_doubt`: whether the request was sent twice.
 fn answered(outcome: Outcome, in_doubt: bool, rights: Rights) -> Result<Value, Trouble> {
     accepted(outcome, rights).map_err(|trouble| match trouble {
         // The first command may have run, even if the copy did not.

@@ -31,8 +31,8 @@ pub(crate) enum AllAcquired {
     Granted(Vec<Acquired>),
     /// No lock is taken, and an owner of another client has one of them.
     Taken,
-    /// No lock is taken. A request for one lock alone may take it, or return the reason why it is
-    /// refused.
+    /// No lock is taken. A request for one lock alone may take this lock, or return the reason of
+    /// the refusal.
     Refused,
 }
 

@@ -142,20 +142,21 @@ impl Once<'_> {
     }
 }
 
-/// The error if a request that was sent once arrived too late.
+/// Returns the error of a request that was sent once and arrived too late.
 pub(crate) fn late() -> Error {
     let message = "the request reached the server too late, or one of the two clocks jumped";
     Error::new(ErrorKind::Refused, message.to_owned())
 }
 
-/// The error if the server lacks an earlier change of the sequence, and has done nothing.
+/// Returns the error of a request that the server did not apply, because it lacks an earlier change
+/// of the sequence.
 pub(crate) fn behind() -> Error {
     let message = "the server does not know an earlier change by this client; it may have just \
                    become the master";
     Error::new(ErrorKind::Refused, message.to_owned())
 }
 
-/// The error if a request that was sent more than once arrived too late.
+/// Returns the error of a request that was sent more than once and arrived too late.
 fn forgotten() -> Error {
     let message = format!(
         "the request was sent again after more than {VALID_FOR:?}, when the server may have forgotten it"

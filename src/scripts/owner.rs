@@ -83,8 +83,8 @@ impl ClientId {
         self.next_owner_to(Mode::Lock, false)
     }
 
-    /// Returns a new owner for a lock in this mode. `hears`: the process wants a message when
-    /// others wait for the lock.
+    /// Returns a new owner for a lock in this mode. `hears`: whether the process wants a message
+    /// when others wait for the lock.
     pub(crate) fn next_owner_to(&self, mode: Mode, hears: bool) -> Owner {
         let number = self.next_owner_number() | if hears { HEARS } else { 0 };
         Owner::Lock { client: Uuid::from_u128(self.seed), number, mode }
@@ -211,8 +211,8 @@ impl Owner {
         }
     }
 
-    /// Returns when the owner's process asked for the lock, by the clock of that process. Returns
-    /// `None` if the owner's number contains no time.
+    /// Returns the time at which the owner's process asked for the lock, by the clock of that
+    /// process. Returns `None` if the owner's number contains no time.
     pub(crate) fn asked_at(&self) -> Option<SystemTime> {
         let number = Some(self.number()).filter(|number| *number >= WITH_TIME)?;
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(number >> BELOW_MILLIS))

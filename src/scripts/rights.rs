@@ -364,6 +364,7 @@ impl Rights {
     /// Returns the rules of `ACL SETUSER` that give a user these rights for this name, sorted. If
     /// `name` ends with `*`, the rules are for all names that begin with the text before the `*`.
     /// No I/O.
+    ///
     /// A name with a `{` has other keys, so rules for `shop*` leave out the name `shop{1}`. The
     /// rules for a name with a `{` also allow some keys of longer names.
     #[must_use]
@@ -454,7 +455,7 @@ fn acl_pattern(key: KeyOf, name: &str) -> String {
     let (stem, more) = name.strip_suffix('*').map_or((name, ""), |stem| (stem, "*"));
     for it in stem.chars() {
         match it {
-            // A rule cannot contain a space. In a line for `redis-cli`, it cannot contain a
+            // A rule cannot contain a space. In a line for `redis-cli`, a rule cannot contain a
             // quotation mark.
             ' ' | '"' | '\'' => pattern.push('?'),
             it if it.is_whitespace() || it.is_control() => pattern.push('?'),

@@ -24,7 +24,7 @@ pub(crate) enum Trouble {
     Unsent(Error),
     /// The request may have run, and may still run.
     Unknown(Error),
-    /// The request may have run. It cannot run any later. The outcome will never be known.
+    /// The request may have run. It cannot run later. The outcome will never be known.
     Forgotten(Error),
 }
 
@@ -345,8 +345,8 @@ pub(crate) fn is_transient(error: &RedisError) -> bool {
     meaning(error).0.outlook() != Outlook::Persistent
 }
 
-/// Returns the text for a key of the wrong type. `holds`: the type of the key that is the name
-/// itself.
+/// Returns the text for a key of the wrong type. `holds`: the type of the value under the key that
+/// equals the name.
 fn wrong_type(holds: Option<&'static str>, rights: Rights) -> String {
     let own = match rights {
         Rights::Semaphores | Rights::ExpirableSemaphores | Rights::Latches => "a string",

@@ -71,8 +71,8 @@ impl Renewer {
         }
     }
 
-    /// Handles the outcome of the first cleanup's command. Removes the cleanup only after this, so
-    /// that a panic does not lose the cleanup.
+    /// Handles the outcome of the first cleanup's command, and only then removes the cleanup, so
+    /// that a panic does not lose it.
     fn cleanup_heard(&mut self, due: &mut VecDeque<Cleanup>, outcome: &Outcome, resent: bool) {
         let (watchdog, ended) = (&self.core.watchdog, self.core.is_shut_down());
         let goes_on = due

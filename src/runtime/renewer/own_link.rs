@@ -54,8 +54,8 @@ impl OwnLink {
         self.link = None;
     }
 
-    /// Tries to open a connection. If this succeeds, an outage ends. If it fails, the next time
-    /// limit is longer.
+    /// Tries to open a connection. If this succeeds, an outage ends. If the attempt fails, the next
+    /// time limit is longer.
     pub(super) fn look(&mut self) {
         match Link::open(&self.endpoint.with_response_timeout(self.patience())) {
             Ok(link) => drop(self.link.get_or_insert(link)),

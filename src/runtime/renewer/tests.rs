@@ -1,5 +1,5 @@
-//! Tests that a panic in a background thread of a client neither ends the thread nor leaves a
-//! waiter without an outcome.
+//! Tests of a panic in a background thread of a client: the thread goes on, and each waiter gets an
+//! outcome.
 
 #![allow(clippy::unwrap_used)]
 

@@ -189,8 +189,8 @@ fn an_abandoned_request_takes_nothing_in_any_order() {
     assert_eq!(pool.given(), 0);
 }
 
-/// If the semaphore was deleted and made anew, neither a copy of a request nor an undo changes the
-/// new semaphore.
+/// If the semaphore was deleted and made anew, copies and undos of earlier requests do not change
+/// the new semaphore.
 #[test]
 fn a_request_keeps_to_the_semaphore_that_it_found() {
     let pool = Pool::new(VALID_FOR, MEMORY);
