@@ -106,8 +106,8 @@ fn busy_client(server: &Server, url: &str) -> Client {
     busy(server, impatient(url), RENEWED)
 }
 
-/// Does the same as [`busy_client`], with a client whose wait for replies is longer than the delays
-/// of a busy machine. (For replies to renewals, this wait is a sixth of the lease.)
+/// Does the same as [`busy_client`], but the client waits for replies for longer than a busy
+/// machine delays them. (For replies to renewals, this wait is a sixth of the lease.)
 fn patient_busy_client(server: &Server) -> Client {
     let patient = impatient(&server.url()).response_timeout(SOON).connect_timeout(SOON);
     busy(server, patient, RENEWED * 4)
@@ -1043,7 +1043,8 @@ fn the_move_of_a_held_locks_slot_is_logged_as_one_warning() {
     guard.unlock().unwrap();
 }
 
-/// With different kinds of channels, no message wakes the other client, although no command fails.
+/// One client uses sharded channels and the other does not. No message wakes the other client,
+/// although no command fails.
 #[test]
 fn clients_of_a_cluster_with_other_channels_are_one_warning() {
     if !has_own_process() {
@@ -1068,7 +1069,8 @@ fn clients_of_a_cluster_with_other_channels_are_one_warning() {
         spawn(move || semaphore.acquire_cancellable(&token).map(drop).unwrap_err().kind())
     };
     let beside_another_kind = |sharded, name: &str| {
-        // Redisson listens to the name's channel of the other kind.
+        // Redisson listens to the other of the name's two channels: the plain or the sharded
+        // channel.
         let (client, token) = (connect(sharded), CancelToken::new());
         let waiting = wait(&client, name, &token);
         waiting.wait_asleep();

@@ -228,7 +228,7 @@ fn a_wait_that_ends_without_the_lock_says_why() {
     held.unlock().unwrap();
 }
 
-/// Checks the events of one acquisition of each kind.
+/// Takes a lock or permit of each kind once, and checks the events.
 #[test]
 fn each_kind_is_reported_by_its_name_and_each_hold_ends_once() {
     let server = server();
@@ -531,7 +531,7 @@ fn a_snapshot_has_the_place_of_each_thread_among_those_of_its_process() {
             threads.collect::<Vec<_>>()
         };
         assert_eq!(places(&client), expected(&["0", "1", "2"]), "{name}");
-        // The next thread becomes the leader, and the threads behind it have moved up.
+        // The second thread becomes the leader, and each thread behind it moves up in the queue.
         tokens[0].cancel();
         wait_until("it has gone", SOON, || places(&client) == expected(&["1", "2"]));
         tokens.iter().for_each(CancelToken::cancel);

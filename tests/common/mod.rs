@@ -38,7 +38,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(60);
 /// a waiter is granted the lock within this time after its last request, a message therefore woke
 /// it.
 pub(crate) const BEFORE_A_QUESTION: Duration = Duration::from_millis(700);
-/// The time limit for a test. A test that takes longer counts as one that hangs.
+/// The time limit for a test. A test that takes longer counts as hanging.
 const LIMIT: Duration = Duration::from_secs(90);
 
 thread_local! {
@@ -68,9 +68,9 @@ pub(crate) fn bound() {
     RUNS.set(Some(sender));
 }
 
-/// Whether the calling test has its own process. A test needs one if it counts threads or sets a
-/// logger. If the test does not have its own process, the function runs the test in a new process,
-/// and returns `false` when the test has passed there.
+/// Whether the calling test has its own process. A test needs its own process if it counts threads
+/// or sets a logger. If the test does not have its own process, the function runs the test in a new
+/// process, and returns `false` when the test has passed there.
 pub(crate) fn has_own_process() -> bool {
     const OWN: &str = "REDLATCH_TEST_OWN_PROCESS";
     let test = thread::current().name().unwrap_or("main").to_owned();

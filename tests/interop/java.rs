@@ -54,7 +54,7 @@ pub(crate) fn beside_redisson(test: impl Fn(Version) + Sync) {
     thread::scope(|scope| {
         for version in Version::ALL {
             let run = move || {
-                // The bound begins only here: on a new machine, Maven first downloads what the
+                // The time limit begins only here. On a new machine, Maven first downloads what the
                 // build needs, which may take longer than any test.
                 bound();
                 test(version);
@@ -271,7 +271,7 @@ fn build() -> Result<String, String> {
     let interop = Path::new(env!("CARGO_MANIFEST_DIR")).join("interop");
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("interop");
     fs::create_dir_all(&target).unwrap();
-    // If another process builds the program, this one waits here.
+    // If another process builds the program, this process waits here.
     let lock = File::create(target.join("lock")).unwrap();
     lock.lock().unwrap();
     let (done, pom) = (target.join("done"), interop.join("pom.xml"));

@@ -152,7 +152,8 @@ fn a_permit_with_a_lease_that_is_given_back_wakes_the_others_waiter() {
             java.tell(thread, &format!("acquire {named} 60000"));
         }
         wait_until_redisson_waits(&server, "redisson_sc:{pool}", scripts);
-        // redlatch returns two permits. Each wakes one thread, and those threads wake the others.
+        // redlatch returns two permits. Each permit wakes one thread, and these two threads wake
+        // the other threads.
         held.into_iter().for_each(|permit| permit.release().unwrap());
         let mut ids = Vec::new();
         wait_until("two come in", SOON, || {

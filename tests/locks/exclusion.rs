@@ -24,7 +24,7 @@ const NAME: &str = "exclusive";
 /// A lease that is short enough for a test to wait for its end.
 const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 
-/// Returns nanoseconds of the clock of leases, which all processes share.
+/// Returns the time in ns on the clock that measures leases, which is the same in all processes.
 fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     u64::try_from(now.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap()
@@ -344,7 +344,7 @@ impl Run {
     fn wait_stays(&self, more: usize) {
         let count = || self.so_far().lines().filter(|line| line.starts_with("begin")).count();
         let all = count() + more;
-        // The run may be slow, but each time one more stay must begin.
+        // The run may be slow, but in each wait at least one further stay must begin.
         let mut so_far = count();
         while so_far < all {
             wait_until("another one is let in", SOON, || count() > so_far);

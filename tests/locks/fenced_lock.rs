@@ -1,5 +1,5 @@
-//! The addition of a fenced lock to a re-entrant lock: tokens that increase with each grant,
-//! whatever kind of client the holder is.
+//! The tokens that a fenced lock has in addition to a re-entrant lock. They increase with each
+//! grant, whatever kind of client the holder is.
 
 use std::sync::{Arc, Barrier};
 use std::time::Duration;

@@ -112,7 +112,7 @@ fn what_connect_refuses_each_call_refuses() {
         (guarded_url, ErrorKind::LoginRefused, "wants a password"),
     ] {
         let client = lazy(&url);
-        // A wait ends at once, too, since waiting would not help.
+        // A call that waits also ends at once, because a wait would not help.
         let begun = Instant::now();
         for _ in 0..2 {
             let lock = client.reentrant_lock("refused");

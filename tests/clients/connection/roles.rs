@@ -50,7 +50,7 @@ fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
         let lock = client.reentrant_lock("given back");
         // After this, the server knows the scripts.
         lock.lock().unwrap().unlock().unwrap();
-        // Since the client has a hold, it notices the other server.
+        // A client notices a change of the server only if it has a hold.
         let _kept = client.reentrant_lock("kept").lock_owned().unwrap();
         let guard = lock.lock_owned().unwrap();
         let mut redis = old.connection();
@@ -100,7 +100,7 @@ fn places_without_a_waiter_are_given_up_at_a_new_server() {
     let guard = lock.lock_owned().unwrap();
     let (owner, _) = holder(&mut old.connection(), "stale").unwrap();
     guard.unlock().unwrap();
-    // Since the client has a hold, its subscriber notices the other server.
+    // The client's subscriber notices a change of the server only if the client has a hold.
     let _kept = client.reentrant_lock("kept").lock_owned().unwrap();
     wait_subscribed(&old, &own_channel(&owner));
     let mut redis = new.connection();

@@ -114,7 +114,7 @@ fn signals_interrupt_no_call() {
         guard.unlock().unwrap();
         waiter.join();
     }
-    // If the machine stands still while signals come, that may break a connection, too.
+    // A machine that stands still may also break a connection. In that case the test tries again.
     wait_until("connections are kept", SOON, || {
         let before = opened(&server);
         let signals = Signals::start();

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A renewal waits for replicas for a twenty-fourth of the lease. A lease as long as this one gives
-/// a busy machine enough time for that.
+/// A renewal waits for replicas for a twenty-fourth of the lease. With this lease, even a busy
+/// machine has enough time to answer.
 const LEASE: Duration = Duration::from_millis(60 * UNIT.as_millis() as u64);
 
 #[test]

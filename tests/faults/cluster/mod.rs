@@ -225,7 +225,7 @@ fn a_waiter_is_woken_by_a_message() {
                 guard.unlock().unwrap();
                 waiting.join();
             };
-            // The first wait subscribes; the others get messages.
+            // In the first wait the client subscribes. In the other waits it gets messages.
             round();
             at_once(round);
         }

@@ -56,7 +56,7 @@ fn a_hold_is_renewed_while_its_slot_is_on_its_way() {
 }
 
 /// A reader's timeout is a separate key. If only the lock's key has moved, a renewal would create a
-/// new timeout key, and the move would then replace it by the old one.
+/// new timeout key, and the move would then replace the new key by the old key.
 #[test]
 fn a_readers_renewal_waits_until_its_keys_are_together_again() {
     let cluster = cluster();

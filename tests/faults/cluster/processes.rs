@@ -53,7 +53,7 @@ fn nothing_stays_at_a_server_that_has_lost_its_slots() {
     let asked = others.reentrant_lock("{left}:waited");
     wait_until("nobody is connected there but this test", SOON, || {
         // Until the next renewal, a client that sends no request does not notice that the slot
-        // moved. The new master has all keys of the old one, so no key has changed.
+        // moved. The new master has all keys of the old master, so no key has changed.
         assert!(asked.is_locked().unwrap());
         has(old, "pubsub") == 0 && has(old, "normal") == 1
     });

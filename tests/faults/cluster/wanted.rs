@@ -1,4 +1,4 @@
-//! A holder is notified on the own channel of its name that others wait, even after the slot has
+//! A message on the client's own channel tells a holder that others wait, even after the slot has
 //! moved.
 
 use super::*;

@@ -32,7 +32,7 @@ fn after_the_command_connections_were_killed_new_channels_are_listened_to_at_onc
     let held = other.reentrant_lock("first").lock().unwrap();
     assert!(answered(|| one.reentrant_lock("first").try_lock_for(UNIT)).into_option().is_none());
     drop(held);
-    // Each thread has its own name, so that no two of them use the same lane.
+    // Each thread has its own name, so that the threads use different lanes.
     let mut names = (0..).map(|at| format!("later:{at}"));
     for _ in 0..4 {
         at_once(|| {
@@ -146,8 +146,8 @@ fn a_message_that_comes_while_the_last_try_is_under_way_is_heard() {
     // The test tries again if the machine kept a thread from running.
     let heard = (0..5).any(|_| {
         let proxy = Proxy::before(&server);
-        // The client waits for the replies that are held back. It has another connection for other
-        // commands.
+        // The client waits for the replies that are held back, and uses its second connection for
+        // other commands.
         let client = impatient(&proxy.url()).response_timeout(SOON).connections(2);
         let client = client.connect().unwrap();
         warm_up(&client);

@@ -121,14 +121,14 @@ impl Case {
     fn is_alone(&self, guard: &LockGuard) {
         let got = self.judge.try_lock().unwrap_or_else(|error| panic!("{}: {error}", self.what));
         if let Taken(got) = got {
-            // (Both guards are asked, one after the other. If both say "held", both were held at
-            // the moment between the two questions.)
+            // (The guards are read one after the other. If both report "held", both were held at
+            // the moment between the two reads.)
             assert!(!(guard.is_held() && got.is_held()), "{}: two holders", self.what);
         }
         self.ends();
     }
 
-    /// Asserts that each key of the lock expires, no later than the end of the longest lease.
+    /// Asserts that each key of the lock expires, at the latest when the longest lease ends.
     fn ends(&self) {
         let mut redis = self.server.connection();
         let keys: Vec<String> = redis.keys(format!("*{}*", self.name)).unwrap();
@@ -304,8 +304,8 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
                 let case = Arc::clone(&case);
                 spawn(move || {
                     let guard = held(&*case.lock);
-                    // The rights are taken away at once: soon after a grant by message, a release
-                    // uses a shortcut in its script.
+                    // The test takes the rights away at once, because the script of a release uses
+                    // a shortcut soon after a grant by message.
                     take_away();
                     case.unlock(guard);
                 })

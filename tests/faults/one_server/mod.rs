@@ -81,7 +81,7 @@ macro_rules! lock_script {
     };
 }
 
-/// Whether the request calls one of these scripts.
+/// Whether the request calls any of these scripts.
 fn calls(bytes: &[u8], scripts: &[&str]) -> bool {
     scripts
         .iter()

@@ -24,7 +24,8 @@ fn a_lost_reply_of_an_acquire_is_a_grant_all_the_same() {
 fn a_lost_reply_of_a_waiters_acquire_is_a_grant_all_the_same() {
     let server = server();
     let proxy = Proxy::before(&server);
-    // The reply is lost and its connection breaks. A busy machine may be slow to open another one.
+    // The reply is lost and its connection breaks. A busy machine may be slow to open another
+    // connection.
     let client = Client::builder(&proxy.url()).connections(1).connect().unwrap();
     warm_up(&client);
     let mut redis = server.connection();
@@ -178,7 +179,8 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_no_hold() {
         let sent = errors.iter().filter(|error| error.outcome_unknown()).count() as u64;
         assert!(sent > 0, "the test shows nothing: {errors:?}");
         server.resume();
-        // Redis may read the new connection's release before the old one's acquire.
+        // Redis may read the release from the new connection before the acquire from the old
+        // connection.
         wait_until("the acquires have run", SOON, || {
             Commands::so_far(&server).of("hset") >= before + sent
         });
@@ -316,7 +318,8 @@ fn a_connection_that_cannot_be_had_is_waited_for_once() {
             ["cut", "gone", "behind it"].map(|name| client.reentrant_lock(name).lock().unwrap());
         proxy.freeze();
         proxy.cut_all();
-        // The second release finds a broken connection. The third one waits for a new connection.
+        // The second release finds a broken connection. The third release waits for a new
+        // connection.
         for guard in guards {
             drop(guard);
             thread::sleep(UNIT / 20);
@@ -527,7 +530,7 @@ fn an_extension_of_unknown_outcome_does_not_keep_an_unlocked_lock() {
     assert_eq!(lock.hold_count(), 1);
     let left = pttl(&mut server.connection(), "unsure");
     assert!(left > i64::try_from((LONG / 2).as_millis()).unwrap(), "the test shows nothing");
-    // The holder trusts its lease until the end that it knows.
+    // The holder counts its lease as valid until the deadline that it knows.
     wait_until("the first lease ends", SOON, || !outer.is_held());
     assert!(outer.unlock().is_err());
     wait_free(&server, "unsure", SOON);

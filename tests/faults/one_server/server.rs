@@ -31,8 +31,8 @@ fn waiters_get_the_lock_when_the_servers_data_is_gone() {
             }
             _ => server.restart_empty(),
         }
-        // The waiters of the other client get the lock at their next poll. The waiters behind the
-        // guard get it when the guard ends.
+        // The waiters of the other client get the lock at their next poll. The waiters of the
+        // guard's client get the lock when the guard ends.
         wait_until("the other client's waiters are in", SOON, || {
             waiters.iter().skip(1).step_by(2).all(Running::is_finished)
         });

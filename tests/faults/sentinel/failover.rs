@@ -122,7 +122,7 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
             (lock, guard.into_option().unwrap())
         })
     });
-    // Locks that were left to the end of their lease, and that no client holds, stay, too.
+    // Other locks were left to expire, and no thread holds them. They must also stay taken.
     let left = locks(&client, "left");
     for lock in &left {
         lock.lock().unwrap().leave_to_expire().unwrap();

@@ -175,8 +175,8 @@ fn a_sentinel_that_knows_less_leads_no_client_back() {
     let new = sentinels.master();
     let lock = client.reentrant_lock("moved");
     lock.lock().unwrap().unlock().unwrap();
-    // After this, no server tells the old master, or the Sentinel that knows only the old master,
-    // about the new one.
+    // After this, no server tells the old master about the new master, and no server tells the
+    // Sentinel that knows only the old master.
     others.iter().for_each(Server::pause);
     old.resume();
     stale.restart_empty();

@@ -102,7 +102,7 @@ impl Processes {
     }
 }
 
-/// Makes one failover. Returns the time that the Sentinels took, and the time from then until all
+/// Makes a failover. Returns the time that the Sentinels took, and the further time until all
 /// processes have had the lock again.
 fn fail_over(sentinels: &Sentinels, processes: &mut Processes, end: End) -> [Duration; 2] {
     processes.wait_all_since(now());

@@ -126,7 +126,7 @@ impl Late {
     }
 }
 
-/// Turns with one name, as a command describes them (see `Loop.java`).
+/// The parameters of the turns with one name, as in a command of `Loop.java`.
 #[derive(Clone, Copy)]
 struct Turns<'a> {
     kind: &'a str,

@@ -28,7 +28,7 @@ fn an_owned_guard_belongs_to_no_thread_and_excludes_every_thread(kind: Kind) {
     assert!(answered(|| lock.lock_owned_within(Wait::at_most(UNIT / 2))).into_option().is_none());
     assert!(owned.is_held());
     owned.unlock().unwrap();
-    // The same with a plain guard first and an owned one second.
+    // Here the thread first has a plain guard, and a second call asks for an owned guard.
     let guard = lock.lock().unwrap();
     assert!(lock.try_lock_owned().unwrap().into_option().is_none());
     assert!(answered(|| lock.lock_owned_within(Wait::at_most(UNIT / 2))).into_option().is_none());
@@ -45,7 +45,8 @@ fn an_owned_guard_is_released_by_any_thread_that_drops_it(kind: Kind) {
     for drops in [true, false] {
         at_once(|| {
             let lock = kind.make(&client, "sent");
-            // One thread takes the lock. Another one releases it when the first thread has ended.
+            // One thread takes the lock. Another thread releases it after the first thread has
+            // ended.
             let owned = elsewhere(move || lock.lock_owned().unwrap());
             let waits = kind.make(&other, "sent");
             let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());

@@ -228,7 +228,7 @@ fn all_levels_are_left_and_all_are_back(kind: Kind) {
         let middle = lock.lock().unwrap();
         lock.lock().unwrap().forget();
         let inner = lock.lock().unwrap();
-        // A wait with the outer guard does the same.
+        // A wait with the inner guard and a wait with the outer guard have the same effect.
         for guard in [&inner, &outer] {
             condition.wait(guard).unwrap();
             assert_eq!(lock.hold_count(), 4);

@@ -222,8 +222,8 @@ fn a_stopped_head_costs_the_others_its_provisional_lease() {
     // The wait took no longer than the provisional lease. The whole lease is a minute.
     let took = begun.elapsed();
     assert!(took >= PROVISIONAL, "{took:?}");
-    // The waiter reads its grant only now. The grant is over, so the waiter does not enter. It has
-    // a new entry in the queue.
+    // The waiter reads its grant only now. The grant has ended, so the waiter does not enter, and
+    // gets a new entry in the queue.
     let guard = one.fair_lock("stalls").lock().unwrap();
     worker.sigcont();
     wait_queue(&server, "stalls", 1);
@@ -429,8 +429,8 @@ fn a_process_that_was_stopped_gets_its_place_back() {
         }
         wait_until("the one behind it has it", SOON, || has.load(Ordering::SeqCst));
         worker.sigcont();
-        // The dropped waiter finds out by its keep-alive request, and is placed before the last
-        // one.
+        // The dropped waiter learns this from the reply to its keep-alive request, and gets an
+        // entry before the last waiter.
         wait_until("it is back", SOON, || queue(&server, &name).len() == 2);
         assert_eq!(queue(&server, &name).pop(), last, "it came earlier");
         assert!(line.served.lock().unwrap().is_empty());

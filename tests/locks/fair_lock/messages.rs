@@ -127,7 +127,7 @@ fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
     let (behind, _) = waits(&lock);
     behind.wait_asleep();
     cancel.cancel();
-    // The first waiter may give up before that, or the grant finds no owner.
+    // The first waiter may give up before the grant arrives, and then the grant finds no owner.
     let acquires = |bytes: &[u8]| {
         contains(bytes, "EVAL") && contains(bytes, "copies") && contains(bytes, "\n30000\r")
     };
@@ -247,7 +247,7 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_nothing() {
         let sent = errors.iter().filter(|error| error.outcome_unknown()).count() as u64;
         assert!(sent > 0, "the test shows nothing: {errors:?}");
         server.resume();
-        // Redis may read the new connection's commands before the old one's.
+        // Redis may read the commands of the new connection before those of the old connection.
         wait_until("the acquires have run", SOON, || {
             Commands::so_far(&server).of("hset") >= before + sent
         });

@@ -121,8 +121,8 @@ fn locks_that_do_not_go_together_are_taken_one_by_one() {
         let taken = each.min().unwrap();
         assert!(expected.contains(&taken), "{what}: {taken}");
     }
-    // The thread itself holds one of the locks, and another thread of the process holds another of
-    // them.
+    // The thread itself holds one of the locks, and another thread of its process holds a second
+    // one.
     let all = of(&plain);
     let outer = plain[1].lock().unwrap();
     let (taken, guard) = lock_of(&server, &all);
@@ -157,7 +157,7 @@ fn a_try_that_finds_one_held_touches_none() {
     let mut redisson = server.connection();
     hold_as_redisson(&mut redisson, "c", LONG);
     check("Redisson's");
-    // A call that waits asks for one lock after another.
+    // A call that waits asks for the locks one by one.
     let waiter = spawn(move || all.lock().unwrap().unlock().unwrap());
     wait_in_line(&server, "c", 1);
     assert!(is_held(&server, "a") && is_held(&server, "b"));

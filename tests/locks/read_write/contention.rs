@@ -52,7 +52,7 @@ fn worker() {
     let _ = job.wait_line();
 }
 
-/// Returns nanoseconds of the clock of leases, which all processes share.
+/// Returns the time in ns on the clock that measures leases, which is the same in all processes.
 fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     u64::try_from(now.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap()

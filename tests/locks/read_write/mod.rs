@@ -475,8 +475,8 @@ fn a_reader_with_a_lease_of_its_own_reads_for_at_least_that_long() {
     wait_until("it ends", SOON, || !guard.is_held());
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     wait_left(&server, "leased");
-    // Another reader with a longer lease keeps the lock for longer, but this reader may leave, so
-    // the guard does not count on its lease.
+    // Another reader with a longer lease keeps the lock for longer. Because this reader may leave,
+    // the guard does not count on the longer lease.
     let watched = Guest::of(lock.reader());
     watched.wait_in();
     let guard = short.lock().unwrap();

@@ -58,7 +58,7 @@ fn the_watchdog_keeps_a_lock_that_is_not_released() {
     let guard = one.reentrant_lock("redisson:lock").lock().unwrap();
     let losses = Losses::of(&guard);
     let begun = Instant::now();
-    // Another client wants the lock all the time, for longer than a lease.
+    // Another client tries to take the lock during a time that is longer than a lease.
     assert!(
         other
             .reentrant_lock("redisson:lock")

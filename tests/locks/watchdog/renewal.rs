@@ -125,8 +125,8 @@ fn an_owned_guard_is_renewed_after_its_thread_has_ended() {
     let client = watched(&server, LEASE);
     let lock = client.reentrant_lock("owned");
     for passed in [false, true] {
-        // The lock was granted by the server, or passed by another holder of this process. The
-        // thread that took it has ended by then.
+        // In one case the server grants the lock, and in the other case a thread of this process
+        // passes it. The thread that took the lock has ended when the lease is due.
         let before = passed.then(|| lock.lock_owned().unwrap());
         let same = lock.clone();
         let taking = spawn(move || same.lock_owned().unwrap());
@@ -175,7 +175,7 @@ fn a_hold_is_not_renewed_past_max_hold() {
     assert!(!guard.is_held());
     wait_free(&server, "longest", SOON);
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
-    // The next hold has its own full time.
+    // The next hold may again last for the whole `max_hold`.
     client.reentrant_lock("longest").lock().unwrap().unlock().unwrap();
 }
 

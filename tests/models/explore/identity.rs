@@ -1,5 +1,5 @@
-//! Decides which states are the same: those that differ only in their clocks, or in the names of
-//! processes of the same kind.
+//! Decides which states count as the same. Such states differ only in their clocks, or in the names
+//! of processes of the same kind.
 //!
 //! The numbers in the library's state machine are private. But a hasher receives all of them, and
 //! each kind of number has its own range. For the processes' times, the hasher uses the distance

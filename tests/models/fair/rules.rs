@@ -137,8 +137,8 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A holder that wants this message gets it once when the first waiter comes to one of redlatch's
-/// scripts. No other event sends a holder this message. Returns whether it got the message.
+/// A holder that wants to be notified gets one message when a script of redlatch adds the first
+/// waiter. No other event sends a holder this message. Returns whether it got the message.
 fn check_wanted(step: &Step<'_>) -> Result<bool, Broken> {
     let Step { before, after, .. } = step;
     let is_by_ours = step.script.is_some_and(|script| !script.is_of_redisson());

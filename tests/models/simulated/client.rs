@@ -523,8 +523,8 @@ impl Process {
             }
             (Request::Acquire { number, .. } | Request::Try { number, .. }, reply) => {
                 let is_awaited = |wait: &Wait| wait.number == *number && wait.request.is_some();
-                // No thread waits for another reply. The thread of that request has left and has
-                // given up anything that the request may have taken.
+                // No thread waits for this reply. The request's thread has left, and has given up
+                // anything that the request may have taken.
                 if matches!(&self.state, State::Waiting(wait) if is_awaited(wait)) {
                     self.answered(now, reply);
                 }

@@ -10,7 +10,8 @@ use super::site::Site;
 use super::store::uuid;
 use super::wire::Request;
 
-/// Tries all combinations of keys (which commands create), requests of client 1 and missing rights.
+/// Tries each combination of keys, a request of client 1 and missing rights. The keys are given by
+/// the commands that create them.
 pub(crate) fn check(
     server: &Server,
     site: &Site,

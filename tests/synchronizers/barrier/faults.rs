@@ -340,7 +340,7 @@ fn an_arrival_outlasts_an_outage_and_counts_once() {
         let waits = [spawn(move || its.wait()), party(&plain)];
         proxy.wait_fired(fired + 4, SOON);
         wait_until("two have arrived", SOON, || plain.waiting().unwrap() == 2);
-        // The last party arrives, too.
+        // The last party also arrives.
         arrives(&proxy);
         assert_eq!(shaky.wait().unwrap(), 0);
         assert_eq!(proxy.fired(), fired + 8);
@@ -661,7 +661,7 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
                 Ok(()) => assert_ne!(after, before, "{denied}"),
                 Err(error) => {
                     is_clear(&error, "half", "access rights (ACL)");
-                    // If a party may not arrive, it may break the barrier.
+                    // If the server refuses the arrival, the party may break the barrier instead.
                     let breaks = error.to_string().contains("the barrier is broken");
                     assert_eq!(after != before, breaks, "{denied}: {error}");
                     assert_eq!(shared.is_broken().unwrap(), breaks, "{denied}: {error}");
@@ -710,7 +710,8 @@ fn parties_that_hear_the_message_ask_nothing() {
     for breaks in [false, true] {
         loop {
             assert!(barriers[0].reset().unwrap());
-            // Each process has two parties. One arrives and asks twice, and the other only arrives.
+            // Each process has two parties. One party arrives and asks twice, and the other party
+            // only arrives.
             let waits = [0, 0, 1, 1].map(|at| party(&barriers[at]));
             wait_subscribed(&server, "redlatch_barrier:{heard}");
             waits.iter().for_each(Running::wait_queued);

@@ -21,7 +21,7 @@ const CANDIDATES: usize = 3;
 /// The maximum time until the next leader, in addition to the lease and to stalls of the machine.
 const MORE: Duration = Duration::from_millis(200);
 
-/// Returns the time on a clock that all processes share, in nanoseconds.
+/// Returns the time in ns on a clock that is the same in all processes.
 fn now() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

@@ -44,8 +44,8 @@ fn a_drop_of_permits_never_waits_for_the_server() {
 
 #[test]
 fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
-    // Retries begin after 50 ms, and the intervals grow: one retry comes after 3.15 s, and the next
-    // one after 6.35 s.
+    // Retries begin after 50 ms, and the intervals grow. One retry comes after 3.15 s, and the next
+    // retry after 6.35 s.
     let (outage, next_try) = (UNIT * 34, UNIT * 60);
     once_within(next_try - outage, || {
         let server = server();

@@ -151,8 +151,8 @@ impl Count {
     }
 }
 
-/// Makes threads of two clients contend while `trouble` runs, until `trouble` returns that this was
-/// enough and there were some grants. The server may return errors.
+/// Makes threads of two clients contend while `trouble` runs. Ends when `trouble` has returned true
+/// and there were some grants. The server may return errors.
 fn contend(
     urls: [String; 2],
     server: &Server,

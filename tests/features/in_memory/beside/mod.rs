@@ -83,7 +83,7 @@ fn random_commands_have_the_same_replies_messages_and_keys() {
                 break;
             }
             if let Err(different) = history(&mut both, &recorded, seed) {
-                // Makes the other lanes end, too.
+                // Ends the other lanes as well.
                 compared.store(wanted, Ordering::Relaxed);
                 panic!("{different}");
             }
