@@ -176,9 +176,8 @@ impl Semaphore {
     /// Makes the semaphore as [`try_set_permits`](Self::try_set_permits) does, but with a
     /// `time_to_live`: a semaphore whose name is used only once then leaves no key behind. When
     /// this time ends, the semaphore is removed, and waiters continue to wait, as after a
-    /// [`delete`](Self::delete). If a permit is released later, the release makes a semaphore
-    /// without a time to live. ([`release_forgotten_if_exists`](Self::release_forgotten_if_exists)
-    /// makes no semaphore.)
+    /// [`delete`](Self::delete). A later release makes a semaphore without a time to live.
+    /// ([`release_forgotten_if_exists`](Self::release_forgotten_if_exists) makes none.)
     ///
     /// # Errors
     ///

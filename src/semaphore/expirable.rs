@@ -65,11 +65,10 @@ pub(crate) use self::site::ExpirableSite;
 /// watchdog renews the lease after each third of this time, for as long as the guard lives.
 /// (Redisson's clients do not renew permits.) [`with_lease`](Self::with_lease) returns a handle for
 /// permits with a fixed lease, which is never renewed. No message announces the end of a lease. A
-/// waiter knows when the next lease ends, and asks the server at that time, or after about 5 s if
-/// that is sooner.
+/// waiter knows when the next lease ends, and asks the server then, or after about 5 s if that is
+/// sooner.
 ///
-/// redlatch measures leases only by the server's clock, so a wrong clock of a redlatch client does
-/// no harm.
+/// redlatch measures leases only by the server's clock, so a client's wrong clock does no harm.
 ///
 /// If a call takes several permits, each permit has its own id and lease, and can be given back
 /// separately. One call takes at most 1,024 permits. For a larger number the call returns an error
@@ -299,8 +298,8 @@ impl ExpirableSemaphore {
         self.counts().map(|counts| counts.free)
     }
 
-    /// Returns how many permits all processes have taken. A permit whose lease has ended does not
-    /// count.
+    /// Returns how many permits are taken by all processes. Permits whose leases have ended are not
+    /// counted.
     ///
     /// # Errors
     ///
@@ -529,15 +528,13 @@ impl ExpirableSemaphore {
                 .into_iter()
                 .filter_map(|permit_lease| ExpirablePermit::of(self, permit_lease));
             let guards: Vec<_> = guards.collect();
-            // A shutdown of the client gives back only the permits that it finds. If the shutdown
-            // did not find these permits, this check fails, and the drop of `guards` gives them
-            // back.
+            // A shutdown of the client gives back only the permits that it finds. If it did not
+            // find these permits, this check fails, and the drop of `guards` gives them back.
             self.session.core().check(&self.site.name)?;
             if guards.len() == permits as usize {
                 return Ok(Some(guards));
             }
-            // Some permits were lost before they got a guard. The drop gives the other permits
-            // back.
+            // Some permits were lost before they got a guard. The drop gives the others back.
             if wait.is_over() {
                 return Ok(None);
             }

@@ -14,8 +14,7 @@ use crate::scripts::Trouble;
 ///
 /// The client makes the semaphore only as long as no request for permits has found it. After such a
 /// request, the client may have taken permits, and a new semaphore would not count these permits.
-/// (If a failover loses the semaphore before the first such request, the client makes the semaphore
-/// again.)
+/// (If a failover loses the semaphore before such a request, the client makes it again.)
 #[derive(Debug, Default)]
 pub(crate) struct Size {
     wanted: OnceLock<u32>,
@@ -26,9 +25,8 @@ pub(crate) struct Size {
 }
 
 impl Size {
-    /// Records the `size` that a handle wants. The client uses only the first recorded size. Fails
-    /// if the caller asks for more `permits` than `size`, because the semaphore never has that
-    /// many.
+    /// Records the `size` that a handle wants. The client uses the first recorded size. Fails if
+    /// the caller asks for more `permits` than `size`: the semaphore never has that many.
     pub(super) fn wants(
         &self,
         size: u32,

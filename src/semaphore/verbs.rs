@@ -31,8 +31,7 @@ macro_rules! permit_verbs {
                 /// # Errors
                 ///
                 /// After an error the call has taken no permit. If the outcome of a request is
-                /// unknown, the client gives back in the background any permits that the server may
-                /// have granted.
+                /// unknown, the client gives back any granted permits in the background.
                 ///
                 /// - [Server trouble](ErrorKind#server-trouble) if the server refuses or does not
                 ///   answer, if the key holds other data, or if a permit's lease had ended before
@@ -50,8 +49,8 @@ macro_rules! permit_verbs {
                 /// # Blocking
                 ///
                 /// Blocks until the thread has the permit, or an error ends the wait. Each request
-                /// lasts for at most [`response_timeout`](crate::ClientBuilder::response_timeout),
-                /// even in an outage.
+                /// lasts at most [`response_timeout`](crate::ClientBuilder::response_timeout), even
+                /// in an outage.
                 pub fn acquire(&self) -> Result<$one, Error> {
                     self.got(self.take_one(Wait::FOREVER))
                 }
@@ -77,8 +76,7 @@ macro_rules! permit_verbs {
                 ///
                 /// # Errors
                 ///
-                /// The errors of [`acquire`](Self::acquire). After an error the call has taken no
-                /// permit.
+                /// The errors of [`acquire`](Self::acquire). After an error no permit is taken.
                 ///
                 /// # Blocking
                 ///
@@ -146,15 +144,13 @@ macro_rules! permit_verbs {
                 ///
                 /// # Errors
                 ///
-                /// The errors of [`acquire`](Self::acquire). After an error the call has taken no
-                /// permit.
+                /// The errors of [`acquire`](Self::acquire). After an error no permit is taken.
                 ///
                 /// # Blocking
                 ///
                 /// Blocks until `permits` permits are free. If the semaphore has fewer permits, the
                 /// call blocks for ever. If [`with_permits`](Self::with_permits) sets fewer
-                /// permits, the call returns an error. If `permits` is zero, the call does not
-                /// block.
+                /// permits, the call returns an error. A call for zero permits does not block.
                 pub fn acquire_many(&self, permits: u32) -> Result<$many, Error> {
                     self.got(self.take(permits, Wait::FOREVER))
                 }
@@ -248,8 +244,7 @@ macro_rules! permit_verbs {
                     self.take(permits, wait.into()).map(Attempt::of)
                 }
 
-                /// Converts the result of an unlimited wait. In such a wait, `None` means that the
-                /// client has ended.
+                /// Converts the result of a wait without a limit. `None`: the client has ended.
                 fn got<T>(&self, taken: Result<Option<T>, Error>) -> Result<T, Error> {
                     taken?.ok_or_else(|| Error::shut_down(&self.name().into()))
                 }

@@ -16,7 +16,7 @@ use crate::runtime::Count;
 /// One or more taken permits. Dropping this value gives the permits back.
 ///
 /// A permit belongs to no thread and can be sent to another thread. Dropping it sends the release
-/// and does not wait for the reply. If the release fails, the client tries again in the background.
+/// and does not wait for the reply. If the release fails, the client repeats it in the background.
 /// [`release`](Self::release) waits for the reply, and returns the error.
 ///
 /// Only this guard gives the permits back. Do not also call [`Semaphore::release_forgotten`] for

@@ -90,8 +90,7 @@ impl SemaphoreSite {
         }
     }
 
-    /// If a handle has a size (`with_permits`), makes the semaphore before the first request for
-    /// permits.
+    /// If a handle has a size, makes the semaphore before the first request for permits.
     fn settle_size(&self) -> Result<(), RequestFailed> {
         let Self { core, name, .. } = self;
         // The server does not know how many permits are taken.
@@ -141,8 +140,7 @@ impl SemaphoreSite {
     }
 
     /// Gives back the permits that a request took, because too few replicas acknowledged the
-    /// request. `unacknowledged`: the error for this. `asked`: the server's incarnation before the
-    /// request.
+    /// request (`unacknowledged`). `asked`: the server's incarnation before the request.
     pub(super) fn take_back(
         &self,
         request_id: RequestId,
@@ -167,8 +165,7 @@ impl SemaphoreSite {
             // cases another release would free too many permits.
             return unacknowledged.unknown(true).now(FORGOTTEN);
         }
-        // This server has forgotten the request that took the permits. A new request gives them
-        // back.
+        // The server has forgotten the request that took the permits, so a new request adds them.
         let request_id = self.open();
         self.run(self.scripts().add_permits_command(request_id, taken), request_id, taken);
         unacknowledged.unacknowledged(false)
@@ -182,8 +179,7 @@ impl SemaphoreSite {
     ) -> Result<(), Error> {
         match self.gate.pass(counted(permits)).number {
             0 => Ok(()),
-            // Other threads have received some of the permits, so the caller must not repeat the
-            // release.
+            // Other threads have received some permits, so the caller must not repeat the release.
             rest if rest < permits && giving == Giving::Awaited => {
                 self.send_back(rest, Giving::AwaitedForGood)
             }
@@ -226,9 +222,8 @@ impl SemaphoreSite {
         if self.core.is_shut_down() { NO_BACKGROUND } else { IN_THE_BACKGROUND }
     }
 
-    /// Checks whether the reply says that the server lacks earlier requests, because the release
-    /// reached a new master. If so, the renewer repeats the earlier requests and then sends the
-    /// release again.
+    /// Checks whether the reply says that the server, a new master, lacks earlier requests. If so,
+    /// the renewer repeats the earlier requests and then sends the release again.
     fn check_behind(&self, request_id: RequestId, outcome: &Outcome) {
         if matches!(outcome, Ok(reply) if Requests::is_behind(reply)) {
             self.requests.must_be_mended(request_id, self.route.incarnation());
@@ -551,8 +546,7 @@ mod tests {
     fn settle(site: &SemaphoreSite) {
         let (sender, paid) = mpsc::channel();
         site.core.watchdog.clean_up(Cleanup::owed(&site.name, Arc::new(Pays(sender))));
-        // When `command` is called a second time, the replies to all commands of the first packet
-        // have been read.
+        // At the second call of `command`, all replies to the first packet have been read.
         for _ in 0..2 {
             paid.recv_timeout(SOON).unwrap();
         }

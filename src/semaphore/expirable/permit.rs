@@ -23,8 +23,7 @@ use crate::semaphore::permits::PermitSource;
 /// [`max_hold`](crate::ClientBuilder::max_hold) has passed.
 ///
 /// Dropping the guard sends the release and does not wait for the reply. If the release fails, the
-/// client tries again in the background. [`release`](Self::release) waits for the reply, and
-/// returns the error.
+/// client repeats it in the background. [`release`](Self::release) waits, and returns the error.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -130,8 +129,8 @@ impl ExpirablePermit {
     /// Registers `callback`. The client calls `callback` once if the permit is lost before it is
     /// given back. A permit is lost when its lease ends, or when a reply from the server says that
     /// the permit does not exist. If the permit is already lost, the client calls `callback` soon.
-    /// If [`release`](Self::release) detects the loss, it returns an error, and the client does not
-    /// call `callback`.
+    /// If [`release`](Self::release) detects the loss, it returns an error, and `callback` is not
+    /// called.
     ///
     /// Once a permit has been held for 100 ms, the server notifies the client of each change to the
     /// semaphore's leases. After each notification, the client asks at once whether the permit

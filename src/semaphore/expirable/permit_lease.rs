@@ -39,8 +39,7 @@ pub(crate) struct PermitLease {
 
 #[derive(Default)]
 struct PermitLeaseState {
-    /// The tenancy of the current guard. `None` between two guards, and after the permit lease has
-    /// ended.
+    /// The tenancy of the current guard. `None` between two guards, and after the last guard.
     tenancy: Option<Arc<Tenancy>>,
     /// Whether the permit lease has ended: the permit was given back, left taken, or lost.
     is_over: bool,
@@ -84,8 +83,7 @@ impl PermitLease {
 
     /// Makes the tenancy of a new guard. Returns `None` if the permit lease has ended.
     pub(super) fn admit(&self) -> Option<Arc<Tenancy>> {
-        // The tenancy belongs to no thread, because a permit must survive the end of the thread
-        // that took it.
+        // The tenancy belongs to no thread: a permit outlives the thread that took it.
         let tenancy = Arc::new(Tenancy::new(Arc::clone(&self.hold), Thread::placeholder()));
         let ExpirableSite { core, name, .. } = &*self.site;
         // Reports the acquisition to the observer.
@@ -158,8 +156,7 @@ impl PermitLease {
     }
 
     /// Ends the permit lease, and calls `ends` for its last tenancy under the mutex. Returns this
-    /// tenancy, whether a renewal is under way, and whether this call was the first to end the
-    /// permit lease.
+    /// tenancy, whether a renewal is under way, and whether this was the first call.
     fn finish(&self, ends: impl FnOnce(&Tenancy)) -> (Option<Arc<Tenancy>>, bool, bool) {
         let mut state = self.state.lock();
         let first = !std::mem::replace(&mut state.is_over, true);

@@ -1,5 +1,5 @@
-//! The site of an expirable semaphore in one client: its requests to the server, and this process's
-//! permit leases.
+//! The site of an expirable semaphore in one client: its requests, and this process's permit
+//! leases.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -80,8 +80,7 @@ impl ExpirableSite {
         }
     }
 
-    /// If a handle has a size (`with_permits`), makes the semaphore before the first request for
-    /// permits.
+    /// If a handle has a size, makes the semaphore before the first request for permits.
     fn settle_size(&self) -> Result<(), RequestFailed> {
         let Self { core, name, .. } = self;
         let look = || {
@@ -123,8 +122,7 @@ impl ExpirableSite {
         self.core.watchdog.clean_up(Cleanup::released(&self.name, command, lease));
     }
 
-    /// Passes a guard's permit to a waiting thread, or gives the permit back and waits for the
-    /// reply.
+    /// Passes a guard's permit to a waiting thread, or gives it back and waits for the reply.
     pub(super) fn release(self: &Arc<Self>, permit_lease: &Arc<PermitLease>) -> Result<(), Error> {
         if permit_lease.may_pass() {
             let rest = self.gate.pass(leased(vec![Arc::clone(permit_lease)]));
@@ -234,8 +232,7 @@ impl ExpirableSite {
         }
     }
 
-    /// Gives back permits because too few replicas acknowledged the acquire. `unacknowledged`: the
-    /// error for this.
+    /// Gives back permits, because too few replicas acknowledged the acquire (`unacknowledged`).
     fn take_back(
         &self,
         ids: &[PermitId],
@@ -322,8 +319,7 @@ impl PermitSource for ExpirableSite {
         };
         let (given, others) = ids.split_at(taken);
         if in_doubt && !others.is_empty() {
-            // The first copy of the request may still reach the server and take permits with these
-            // ids.
+            // The first copy of the request may still reach the server and take these permits.
             self.release_later(others, lease);
         }
         match reply {
@@ -387,8 +383,7 @@ impl Member for ExpirableSite {
         let held: Vec<_> = self.held.lock().values().cloned().collect();
         for permit_leases in held.chunks(Self::MOST as usize) {
             permit_leases.iter().for_each(|permit_lease| permit_lease.lose(LostReason::ShutDown));
-            // If this fails, the client logs the error, and the permits are free when their leases
-            // end.
+            // If this fails, the client logs it, and the permits are free when their leases end.
             self.give_to_server(leased(permit_leases.to_vec()));
         }
     }

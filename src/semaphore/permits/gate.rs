@@ -2,8 +2,7 @@
 //!
 //! When the server refuses a request, the gate closes, and arriving threads queue. The first thread
 //! becomes the leader, and sends one request for itself and the threads behind it. If a thread of
-//! this process gives permits back, the first thread in the queue may get them without a round
-//! trip.
+//! this process gives permits back, the queue's first thread may get them directly.
 //!
 //! A thread gets all the permits that it needs, or none. If permits from the server or from another
 //! thread cover the whole need of the first thread in the queue, this thread gets them. No thread
@@ -64,8 +63,7 @@ pub(crate) struct PermitGate<L> {
 #[derive(Debug)]
 struct PermitGateState<L> {
     queue: PermitQueue<L>,
-    /// The leader. It is no longer in the queue, and gets permits before the first thread in the
-    /// queue.
+    /// The leader. It has left the queue, and gets permits before the first thread in the queue.
     leader: Option<PermitLeader<L>>,
     turn: PermitTurn,
     refusal: Option<LastRefusal>,
@@ -75,7 +73,7 @@ struct PermitGateState<L> {
 struct PermitLeader<L> {
     thread: Arc<Thread>,
     need: PermitNeed,
-    /// Permits that another thread passed to the leader. The leader collects them before its next
+    /// Permits that another thread passed to the leader, which collects them before its next
     /// request.
     passed: Option<Permits<L>>,
 }
@@ -109,8 +107,7 @@ struct LastRefusal {
 /// that announces permits is lost, only a request finds the permits.
 const FRESH_REFUSAL: u64 = 100_000_000;
 
-/// The maximum number of threads for which a leader asks. This limits the server's work for one
-/// call.
+/// The maximum number of threads for which a leader asks. It limits the server's work per call.
 const MOST_TOGETHER: usize = 128;
 
 /// Returns the first need that cannot be met if `permits` permits are given to the needs in order.
@@ -176,8 +173,8 @@ impl<L> PermitGate<L> {
     }
 
     /// Records that the server has refused `need` permits to the leader. `version`: the channel's
-    /// version before the request. `left`: the time after which a request may succeed even without
-    /// a message.
+    /// version before the request. `left`: the time after which a request may succeed without a
+    /// message.
     pub(crate) fn refused_at(&self, version: u64, need: u32, left: Option<Duration>) {
         let at = clock::now();
         let until = left.map(|left| at.saturating_add(clock::nanos(left)));

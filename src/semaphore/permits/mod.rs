@@ -33,8 +33,7 @@ pub(crate) trait PermitSource: Sized {
     /// A permit's lease.
     type Lease;
     const KIND: Kind;
-    /// Whether permits have leases. At the end of its lease, a permit becomes free without a
-    /// message.
+    /// Whether permits have leases. A permit whose lease ends becomes free without a message.
     const LAPSE: bool;
     /// The maximum number of permits of one request.
     const MOST: u32;
@@ -91,14 +90,12 @@ pub(crate) enum PermitReply<L> {
 #[derive(Debug)]
 pub(crate) struct RequestFailed {
     pub(crate) error: Error,
-    /// Whether the failure concerns only this request, so that requests of other threads may still
-    /// succeed.
+    /// Whether the failure concerns only this request. If so, other threads' requests may succeed.
     pub(crate) concerns_it_alone: bool,
 }
 
 impl RequestFailed {
-    /// Returns the failure of a request that looks for the semaphore, or makes it, before the
-    /// request for permits.
+    /// Returns the failure of a request that looks for the semaphore, or makes it.
     pub(crate) fn of_size(trouble: Trouble, name: &Name) -> Self {
         let concerns_it_alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
         let error = trouble.into_error().of(name).now("no permit was taken");
@@ -138,14 +135,12 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         let mut request_state = PermitRequestState::default();
         // The gate may be open although the process's turn is over. In that case this thread must
         // pause, too. Otherwise its request would come right after a release of its own process,
-        // and would win every race against other processes. (The pause is zero if no other process
-        // listens.)
+        // and win every race. (If no other process listens, the pause is zero.)
         if is_turn_over(&**self) {
             request_state.pause = remaining_yield(&**self);
         }
         if !wait.blocks() && !request_state.pause.is_zero() {
-            // A call that does not block asks only once, so it first sleeps while other processes
-            // ask.
+            // A call that does not block asks only once, so it lets other processes ask first.
             let pause = std::mem::take(&mut request_state.pause);
             sleep_for(&**self, claim, pause)?;
             if let Some(entered) = gate.enter(thread, *need, false) {
@@ -262,8 +257,7 @@ struct Answered<L> {
     /// The asking thread's permits.
     own: Option<Permits<L>>,
     /// The number of permits that the server granted for this thread and the threads behind it. The
-    /// threads behind already have their permits. Permits for which no thread waits are being given
-    /// back.
+    /// threads behind already have their permits. Surplus permits are being given back.
     number: u32,
     left: Option<Duration>,
 }

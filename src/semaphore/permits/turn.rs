@@ -22,8 +22,7 @@ use redlatch_client::sync::{clock, jitter};
 /// The maximum number of grants of a turn that is not doubled.
 const GRANTS: u32 = 512;
 const MOST_DOUBLED: u32 = 6;
-/// The longest turn, and so the longest time between the server's grant and the last pass of the
-/// permits.
+/// The longest turn, and so the longest time from the server's grant to the last pass of permits.
 const LONGEST_TURN: u64 = 10_000_000;
 /// The time in which each listening process has one turn, if no turn is doubled. The more processes
 /// listen, the shorter each turn is. So the last of sixteen processes waits for less than a second.
@@ -46,8 +45,7 @@ pub(crate) struct PermitTurn {
     /// Whether permits were ever granted or given back through this site.
     is_used: bool,
     grants: u32,
-    /// How many times the turn's limits were doubled, because no other process used the last
-    /// pauses.
+    /// How many times the limits were doubled, because no other process used the last pauses.
     doubled: u32,
     /// The number of listeners that received the message of the last release, and the time at which
     /// the reply to this release was read. The number shows, without another request, whether other
@@ -71,8 +69,8 @@ pub(crate) struct TurnEnd {
 pub(crate) enum NextStep {
     /// The thread may ask at once.
     Ask,
-    /// The turn is over. If other processes received the message of its last release, the thread
-    /// must pause.
+    /// The turn is over. If other processes received its last release's message, the thread must
+    /// pause.
     Yield(TurnEnd),
 }
 
@@ -172,8 +170,7 @@ impl PermitTurn {
         self.grants = 0;
     }
 
-    /// Records the reply to a release. `heard`: the number of listeners that received the release's
-    /// message.
+    /// Records the reply to a release. `heard`: the number of listeners that received its message.
     pub(crate) fn heard(&mut self, heard: i64, now: u64) {
         self.heard = Some((heard, now));
     }
