@@ -22,8 +22,7 @@
 //!   arrival. If the server does not reply, the client repeats this request in the background, and
 //!   before each further numbered request for the barrier. Otherwise a copy of this request could
 //!   come after a reset and break the new generation.
-//! - A party never arrives in a generation that is earlier than the latest generation that its
-//!   process has seen.
+//! - A party never arrives in a generation before the latest one that its process has seen.
 
 use std::cell::{Cell, OnceCell};
 use std::collections::VecDeque;
@@ -368,8 +367,7 @@ impl CyclicBarrier {
         };
         if let Err(error) = self.check(&wait) {
             if error.kind() == ErrorKind::Cancelled {
-                // If this request fails, the client repeats it in the background, so the result is
-                // not needed.
+                // If this fails, the client repeats it in the background, so no result is needed.
                 let _left = new().leave(&wait);
             }
             return Err(error);
@@ -381,9 +379,8 @@ impl CyclicBarrier {
             let claim = Claim { thread: &thread, need: (), wait };
             let outcome = acquire(&party, (&self.site.core, &self.site.name), &claim);
             let place = match (outcome, party.place.get()) {
-                // When the thread came, the generation was complete and its action was running. The
-                // thread has waited for the end of this generation, and now arrives in the next
-                // generation.
+                // When the thread came, the action of a complete generation was running. The thread
+                // has waited for its end, and now arrives in the next generation.
                 (Ok(Some(())), Some(BarrierPosition { index: None, .. })) => {
                     has_waited = true;
                     continue;
@@ -399,8 +396,7 @@ impl CyclicBarrier {
                 (Err(error), None) if error.kind() == ErrorKind::Config => {
                     return Err(if has_waited { self.site.broken() } else { error });
                 }
-                // The wait ended during the arrival's request, so there is no time for another
-                // request.
+                // The wait ended during the arrival's request, so no time is left for another.
                 (Err(error), _) if party.arrival.get().is_some_and(|it| it.cut_short) => {
                     return Err(party.give_up_later(error, false));
                 }
@@ -727,8 +723,7 @@ pub(crate) struct BarrierSite {
     keys: BarrierKeys,
     channel: Arc<str>,
     requests: Arc<Requests>,
-    /// The latest generation that this process knows. A party never arrives in an earlier
-    /// generation.
+    /// The latest generation that this process knows. A party never arrives in an earlier one.
     met: AtomicI64,
     left: Mutex<Left>,
     /// Always empty, because no party waits for another thread of its process.
@@ -778,9 +773,8 @@ impl BarrierSite {
     /// answers, or until it is too late.
     fn leave_later(self: &Arc<Self>, leaving: LeavingParty) {
         let mut left = self.left.lock();
-        // If several parties have left before any of their requests was sent, one of them is enough
-        // to break the barrier. The party that left last is kept, because it has the latest
-        // deadline.
+        // Of several parties that have left before a request was sent, one is enough to break the
+        // barrier. The party that left last is kept, because it has the latest deadline.
         let is_stale = |it: &LeavingParty| !leaving.is_sent && !it.is_sent && !it.may_come;
         let stale = left.parties.iter().position(is_stale).and_then(|at| left.parties.remove(at));
         left.parties.push_back(leaving);
@@ -792,9 +786,8 @@ impl BarrierSite {
         }
     }
 
-    /// Takes back the arrivals of parties that have left. The caller must do this before each
-    /// further request. If a reset came first, a request that takes an arrival back would break the
-    /// new generation.
+    /// Takes back the arrivals of parties that have left. This must come before each further
+    /// request. If a reset came first, taking an arrival back would break the new generation.
     fn settle(&self) -> Result<(), Trouble> {
         loop {
             let Some(leaving) = self.left.lock().first_to_send() else { return Ok(()) };
@@ -886,8 +879,7 @@ impl Debtor for BarrierSite {
     fn command(&self) -> Option<Command> {
         let mut left = self.left.lock();
         let first = left.first_to_send();
-        // One mutex guards `parties` and `has_cleanup`, so a party that leaves later queues a new
-        // cleanup.
+        // `parties` and `has_cleanup` share a mutex, so a party that leaves later queues a cleanup.
         left.has_cleanup = first.is_some();
         left.sending = first.map(|it| it.id);
         drop(left);
@@ -899,8 +891,7 @@ impl Debtor for BarrierSite {
     fn paid(&self, outcome: &Outcome, _: bool) {
         let Some(id) = self.left.lock().sending.take() else { return };
         let is_done = match outcome {
-            // If the server lacks earlier changes of this client, the renewer first repeats the
-            // earlier changes.
+            // If the server lacks earlier changes of this client, the renewer repeats them first.
             Ok(reply) => !Requests::is_behind(reply),
             Err(Failure::Refused(cause)) => !is_transient(&cause.error),
             Err(_) => false,
@@ -909,8 +900,7 @@ impl Debtor for BarrierSite {
         if !is_done || is_late && self.is_prolonged(id) {
             return;
         }
-        // If another thread has received an answer, its next request may have made this request
-        // late.
+        // If another thread has received an answer, its next request may make this request late.
         let is_late = is_late && self.is_leaving(id);
         self.has_left(id);
         if is_late {

@@ -343,8 +343,7 @@ impl CountDownLatch {
     fn await_open(&self, wait: Wait<'_>) -> Result<Waited, Error> {
         self.check(&wait)?;
         if wait.is_over() {
-            // Ask the server with `count`, because a leader may have asked long ago and may sleep
-            // now.
+            // Ask the server with `count`: a leader may have asked long ago and may sleep now.
             let _limited = wait.limits(self.session.core());
             let waited = self.count().map(|count| Waited::of((count == 0).then_some(())));
             if was_cut() {
@@ -398,8 +397,8 @@ impl Synchronizer for CountDownLatch {
     ) -> Result<Try<()>, Error> {
         let (site, core) = (&self.site, &self.site.core);
         let Lead { listening, request_state } = lead;
-        // The reply concerns only the threads that have arrived before the request. A later thread
-        // may wait for a newer count.
+        // The reply concerns only threads that have arrived by now: a later thread may wait for a
+        // newer count.
         request_state.arrivals = site.arrivals();
         let (asked_at, heard) = (clock::now(), listening.public.version());
         let looked = site.scripts().look();
@@ -428,8 +427,7 @@ impl Synchronizer for CountDownLatch {
                 if !claim.wait.is_over() {
                     listening.public.listen(core, &site.channel);
                 }
-                // Redis counts whole milliseconds, so up to a millisecond of this time may have
-                // passed already.
+                // Redis counts whole milliseconds, so `left` may be up to a millisecond too long.
                 let rest = |it: Duration| it.saturating_sub(Duration::from_millis(1));
                 request_state.heard = heard;
                 request_state.ends = left.map(|it| asked_at.saturating_add(clock::nanos(rest(it))));
@@ -522,9 +520,8 @@ impl QueueSite for LatchSite {
     }
 
     fn transfer_leadership(&self, lead: Option<Lead<LatchRequestState>>) {
-        // The next leader may wait for a newer count, so it asks at once. It gets the request state
-        // of this leader. Without this state, it would mistake the end of the latch's time to live
-        // for the last count-down.
+        // The next leader may wait for a newer count, so it asks at once. Without this leader's
+        // request state, it would mistake the end of the time to live for the last count-down.
         self.promote(lead.map(|lead| Lead::new(lead.request_state)));
     }
 }

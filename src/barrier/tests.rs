@@ -6,8 +6,7 @@ use redlatch_testkit::Server;
 
 use super::*;
 
-/// Returns a barrier that sends the requests of leaving parties only before another request, not in
-/// the background.
+/// Returns a barrier that sends no requests of leaving parties in the background.
 fn barrier(client: &crate::Client) -> CyclicBarrier {
     let barrier = client.cyclic_barrier("late");
     barrier.site.left.lock().has_cleanup = true;
@@ -31,8 +30,7 @@ fn occupy(site: &BarrierSite) {
     let _open = site.requests.open(|| site.core.id.next_number());
 }
 
-/// Sends these requests after the barrier was reset, and checks that the requests do not break the
-/// barrier.
+/// Sends these requests to the reset barrier, and checks that the barrier does not break.
 fn come_late(barrier: &CyclicBarrier, requests: &[Command]) {
     assert!(!barrier.is_broken().unwrap());
     for request in requests {

@@ -121,15 +121,13 @@ impl Cleanup {
     /// Undoes a request for which no caller waits. The outcome of the request is unknown, or a copy
     /// of the request may come late. `lease`: the lease of the hold that the request may take. The
     /// undo is repeated as for [`released`](Self::released). (The request may also add an entry to
-    /// a lock's queue. If the server grants the lock to this entry, the client gives the lock
-    /// back.)
+    /// a lock's queue. If the server grants the lock to this entry, the client gives it back.)
     pub(crate) fn requested(name: &Name, give_up: Command, lease: Duration) -> Self {
         Self::released(name, give_up, lease)
     }
 
     /// Undoes a request as [`requested`](Self::requested) does, but repeats the undo for at least
-    /// 10 minutes. This is for a request whose queue entry may have no lease, and would then block
-    /// other waiters.
+    /// 10 minutes. This is for a queue entry that may have no lease and would block other waiters.
     pub(crate) fn queued(name: &Name, give_up: Command, lease: Duration) -> Self {
         Self::undo(name, give_up, lease.max(LATEST), LATEST)
     }
@@ -200,8 +198,7 @@ impl Cleanup {
         &self.name
     }
 
-    /// Returns the number of the server that gets the command, if it may differ from the name's
-    /// server.
+    /// Returns the number of the command's server, if it may differ from the name's server.
     pub(crate) fn server(&self) -> Option<usize> {
         self.server
     }

@@ -59,8 +59,7 @@ pub(crate) struct Renewal {
     /// The new lease of the hold. `None`: the renewal only asks whether the server still has the
     /// hold.
     pub(crate) lease: Option<Duration>,
-    /// What the script does if the server's lease is longer than the longest lease that a thread
-    /// has asked for.
+    /// What the script does if the lease is longer than the longest that a thread asked for.
     pub(crate) longer: Longer,
     /// Whether the wait for the reply is shorter than usual.
     pub(crate) urgent: bool,
@@ -109,8 +108,7 @@ pub(crate) enum Job {
     Connected,
     /// Wake the subscriber of this server from its read.
     WakeSubscriber(Arc<Node>),
-    /// For each hold that listens for waiters, ask the server whether others wait. A message may
-    /// have been lost.
+    /// For each hold that listens for waiters, ask whether others wait. A message may be lost.
     AskIfWanted,
     /// In a cluster, these slots (sorted) have moved to another server.
     Moved(Vec<u16>),
@@ -352,8 +350,7 @@ impl Watchdog {
         let _ = self.jobs.send(Job::End);
     }
 
-    /// Sleeps until an entry is due, or for [`LONGEST_SLEEP`]. Returns `false` if the client shuts
-    /// down.
+    /// Sleeps until an entry is due, or for [`LONGEST_SLEEP`]. Returns `false` if the client ends.
     fn wait(&self, fired: &mut Vec<WheelItem>) -> bool {
         let mut timer = self.timer.lock();
         if timer.shut_down {

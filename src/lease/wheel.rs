@@ -259,8 +259,7 @@ impl<T> Wheel<T> {
         self.free = index;
         self.len -= 1;
         if self.len == 0 {
-            // Clearing reads each cell once. This cost is spread over the inserts that made the
-            // cells.
+            // Clearing reads each cell once. This cost is spread over the cells' inserts.
             self.entries.clear();
             self.entries.shrink_to(SPARE);
             self.free = NIL;
