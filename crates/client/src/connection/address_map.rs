@@ -1,5 +1,5 @@
-//! The addresses that Sentinels and a cluster's servers report, and the user's map from these
-//! addresses to the addresses to which the client connects.
+//! The addresses that Sentinels and a cluster's servers report. The user's map converts these to
+//! the addresses to which the client connects.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};

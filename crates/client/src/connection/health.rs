@@ -23,7 +23,7 @@ use crate::sync::Mutex;
 ///
 /// If several clients of a process notice the same outage, only one of them reports it. During an
 /// outage in which no thread sends commands, the client tries to open a connection every few
-/// seconds. So it always notices and reports the end of the outage.
+/// seconds. So the client always notices and reports the end of the outage.
 pub struct Health {
     address: Mutex<Arc<str>>,
     /// A copy of "the state is `Out`" that is read without the mutex.

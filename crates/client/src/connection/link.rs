@@ -68,8 +68,9 @@ pub struct Link {
     /// The number of WAITs without a reply, and the latest time of the reply to the last of them.
     waits: u32,
     waits_until: Instant,
-    /// The start of the server's present silence: the time of the oldest write without a reply, or
-    /// of the last write before the last reply that was read, whichever is later.
+    /// The start of the server's present silence. It is the later of two times: the time of the
+    /// oldest write without a reply, and the time of the last write before the last reply that was
+    /// read.
     owes_since: Instant,
     /// Whether the reader has left, so that a thread may sleep for a reply that no thread reads.
     is_left: bool,

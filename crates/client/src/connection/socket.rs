@@ -371,8 +371,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3_600);
 
-    /// Returns an address that accepts no connection, because its queue of connections is full, and
-    /// the connections in this queue.
+    /// Returns an address that accepts no connection, and the connections that fill its queue.
     fn silent() -> (SocketAddr, Vec<socket2::Socket>) {
         let listener = socket2::Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();

@@ -89,8 +89,8 @@ impl Connection {
         if with_role {
             bytes.extend_from_slice(Command::plain(&[b"ROLE"]).bytes());
         }
-        // The commands for the name come after the important commands: a full server replies to the
-        // first command with an error and closes the connection.
+        // The commands for the name come last, because their replies are ignored. A full server
+        // replies to the first command with an error and closes the connection.
         let names = names(name);
         names.iter().for_each(|command| bytes.extend_from_slice(command.bytes()));
         let sent = self.send_until(&bytes, deadline);

@@ -290,9 +290,9 @@ impl<'a> Serving<'a> {
     ///
     /// With sharded channels, a PING follows each unsubscription, and only the reply to the PING
     /// (or its refusal) shows that the unsubscription is done. The reason: if a slot leaves a
-    /// server, the server ends the subscriptions itself, with a message that looks like a reply,
-    /// and then refuses the client's request to end them. So the client's request to unsubscribe
-    /// may get one reply or two.
+    /// server, the server ends the subscriptions itself. It sends a message that looks like a
+    /// reply, and then refuses the client's request to end them. So the client's request to
+    /// unsubscribe may get one reply or two.
     fn ask_each(
         &mut self,
         ask: ChannelVerb,

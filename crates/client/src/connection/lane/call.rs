@@ -152,11 +152,11 @@ impl Lane {
     /// thread becomes the combiner. A thread with a limit leaves when the limit is over. A thread
     /// with a limit never opens a connection itself.
     ///
-    /// | its command when it leaves | its result | the command's end |
+    /// | the command when the thread leaves | the call's result | the command's end |
     /// |---|---|---|
     /// | in the queue | `Unsent` | taken out: it never runs |
     /// | about to be written, or written, by another combiner | `TimedOut` | it may run; the combiner reads and drops its reply |
-    /// | written in part, or as a whole, by itself | `TimedOut` | it may run; the link keeps the rest of the bytes, and the part of a reply that was read |
+    /// | written in part, or as a whole, by the thread itself | `TimedOut` | it may run; the link keeps the rest of the bytes, and the part of a reply that was read |
     /// | in the link, not begun | `TimedOut` | it may run; a [take](crate::Script::takes) is taken back before the next write |
     ///
     /// If a combiner leaves, it passes the link to a call in the queue, or else to a call whose
@@ -168,9 +168,9 @@ impl Lane {
     /// new thread may take the whole connect timeout to open a link, and handles all calls that
     /// wait then.
     ///
-    /// If a call ends while its command may still run, the sender gives back what the command
-    /// takes, as after any lost reply: the sender knows the command's owner, ids or number
-    /// (`lease/cleanup.rs`).
+    /// If a call ends while its command may still run, the sender gives back everything that the
+    /// command takes, as after any lost reply. For this, the sender has the command's owner, ids or
+    /// number (`lease/cleanup.rs`).
     fn follow(self: &Arc<Self>, call: &Arc<Call>, limit: Option<&Limit>) -> Outcome {
         loop {
             match (call.told(), limit) {

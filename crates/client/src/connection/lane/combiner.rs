@@ -238,8 +238,8 @@ impl Drop for Combiner<'_> {
             }
             let queue = take_first(&mut state.queue, MOST_UNREAD);
             drop(state);
-            // Only write, without a wait: the thread may be dropping a guard, so it must not wait
-            // for the test of a silent connection or for a new connection.
+            // Only write: the thread may be dropping a guard, so it must not wait for the test of a
+            // silent connection or for a new connection.
             self.on_link(|link| link.send_now(queue.into_iter().map(Pending::into_parts)));
         }
     }

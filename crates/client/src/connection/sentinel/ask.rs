@@ -27,9 +27,9 @@ impl Sentinels {
             }
         })?;
         let service = self.service.as_bytes();
-        // The reply to `MASTER` has the epoch of the decision (`config-epoch`). The epoch is needed
-        // because a Sentinel that was away reports the old master for some seconds, and the old
-        // master still says that it is a master.
+        // The reply to `MASTER` has the epoch of the decision (`config-epoch`). The epoch is
+        // needed: a Sentinel that was away reports the old master for some seconds. The old master
+        // still says that it is a master.
         let questions: [&[u8]; 3] = [b"GET-MASTER-ADDR-BY-NAME", b"MASTER", b"SENTINELS"];
         let questions = questions.map(|question| Command::plain(&[b"SENTINEL", question, service]));
         let bytes: Vec<u8> =

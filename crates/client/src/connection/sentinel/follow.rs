@@ -2,8 +2,9 @@
 //! runs this code.
 //!
 //! The thread listens to one Sentinel. This Sentinel may be cut off from the other Sentinels, so
-//! the thread also asks another Sentinel every few seconds. A caller's thread cannot do this: it
-//! may be in a long read from the old master, and the message of the new master must end this read.
+//! the thread also asks another Sentinel every few seconds. A caller's thread cannot do this,
+//! because it may be in a long read from the old master. The message about the new master must end
+//! this read.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
