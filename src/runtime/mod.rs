@@ -301,7 +301,8 @@ impl Core {
     }
 
     /// Sends a command without waiting for its reply. After the client's end, this function waits
-    /// for the reply, because no other thread would read it. In a forked child, it sends nothing.
+    /// for the reply, because no other thread would read it. In a forked child, this function sends
+    /// nothing.
     pub(crate) fn post(&self, route: &Route, command: Command, receiver: Arc<dyn ReplyReceiver>) {
         if is_forked() {
             return;

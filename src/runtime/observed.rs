@@ -15,7 +15,8 @@ use crate::name::Name;
 use crate::observe::{Event, Kind, Observer};
 use crate::snapshot::{Counts, ServerState, Snapshot, Waiting};
 
-/// The maximum time of a query for the holder, because the callback of a loss may wait behind it.
+/// The maximum time of a query for the holder, because the callback of a loss may wait behind the
+/// query.
 const ASKS_FOR: Duration = Duration::from_millis(200);
 
 /// The events that a client counts.
@@ -60,7 +61,7 @@ const SLOW_LINES_SPACED: Duration = Duration::from_secs(1);
 const LINES_OF_A_NAME_SPACED: Duration = Duration::from_secs(60);
 
 /// The earliest times, by [`clock`], at which the client may log another line about a slow wait.
-/// They limit the log lines and queries of many waiters.
+/// These times limit the log lines and queries of many waiters.
 #[derive(Debug, Default)]
 pub(super) struct SlowLines {
     /// Whether a query runs on the callbacks' thread, which may hang. Only one query runs at a

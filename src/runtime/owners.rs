@@ -26,8 +26,8 @@ pub(super) struct Owners {
     undecided: Mutex<BTreeSet<u64>>,
 }
 
-/// Keeps an owner live. It exists from before the owner's first request until the owner's hold ends
-/// or no thread needs the owner.
+/// Keeps an owner live while this value exists: from before the owner's first request until the
+/// owner's hold ends or no thread needs the owner.
 pub(crate) struct LiveOwner {
     core: Arc<Core>,
     number: u64,

@@ -13,8 +13,8 @@ static IF_HELD: LazyLock<&str> = LazyLock::new(|| code!("lock/eval.lua"));
 pub(crate) static COMMAND: LazyLock<Script> =
     LazyLock::new(|| Script::new(lua!("lock/command.lua")));
 
-/// A Lua script for [`LockGuard::eval`](crate::LockGuard::eval), which runs it at the server only
-/// if the guard's owner has the lock.
+/// A Lua script for [`LockGuard::eval`](crate::LockGuard::eval). It runs at the server only if the
+/// guard's owner has the lock.
 ///
 /// Make a script once, for example in a [`LazyLock`](std::sync::LazyLock): the first call computes
 /// the script's hash, and each server gets the text once. In the script, `KEYS` and `ARGV` are the

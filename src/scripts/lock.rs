@@ -532,8 +532,8 @@ mod tests {
     use super::super::chain::AGE;
     use super::*;
 
-    /// A release sends a chain of this age, and the server then looks for Redisson's waiters. A
-    /// younger chain is not sent.
+    /// A release sends a chain only if the chain is old enough. The chain then makes the server
+    /// look for Redisson's waiters.
     #[test]
     fn a_release_names_its_chain_once_the_chain_is_old_enough_to_count() {
         let said = |chain| since(chain, &mut [0; 20]).map(<[u8]>::to_vec);

@@ -44,9 +44,9 @@ macro_rules! lua {
 #[cfg(all(test, models))]
 pub(crate) use lua;
 
-/// Makes a script of these parts, one after the other. Before the parts, the kinds of the script's
-/// replies may be given, and before these the word `takes` if the script [takes](Script::takes)
-/// something for its caller.
+/// Makes a script of these parts, one after the other. Two optional arguments come before the
+/// parts: first the word `takes`, if the script [takes](Script::takes) something for its caller,
+/// then the kinds of the script's replies.
 macro_rules! script {
     (takes; $replies:ident; $($part:tt),+) => {
         LazyLock::new(|| {

@@ -49,8 +49,8 @@ impl ClientId {
     /// owners from Redisson's.
     ///
     /// The random bits come from the system. If they came from a generator in this process, a
-    /// forked child would have a copy of the generator, and the next clients of parent and child
-    /// would get the same uuid.
+    /// forked child would have a copy of the generator. The next clients of parent and child would
+    /// then get the same uuid.
     pub(crate) fn random() -> Result<Self, SysError> {
         let mut bytes = [0; 16];
         SysRng.try_fill_bytes(&mut bytes)?;

@@ -521,7 +521,7 @@ mod tests {
             self.changes.requests.all().len()
         }
 
-        /// Makes the changes of these names older, and the times in the queue, too.
+        /// Makes the changes of these names and their times in the queue older.
         fn age(&self, names: std::ops::Range<u64>, by: u64) {
             for name in names {
                 let requests = self.requests(&name.to_string());

@@ -26,8 +26,8 @@ impl Renewer {
     }
 
     /// Sends one packet of due cleanups, and keeps the unfinished cleanups. The other due cleanups
-    /// wait for the next call, so that a renewal can go before them: there may be thousands of
-    /// cleanups, and each packet takes a round trip.
+    /// wait for the next call, so that renewals can go between the packets. There may be thousands
+    /// of cleanups, and each packet takes a round trip.
     pub(super) fn send_due_cleanups(&mut self, now: u64) {
         let is_due = |cleanup: &Cleanup| cleanup.due() <= now;
         let regular = self.cleanups.extract_if(.., |it| it.is_regular() && is_due(it));
