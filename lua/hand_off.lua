@@ -163,8 +163,8 @@ local function announce(left, asker)
 end
 
 -- Publishes on the public channel that the lock is free. Returns whether the server refused the
--- message. After a refusal, the lock is free all the same, but Redisson's waiters sleep until the
--- lease that they know ends.
+-- message. After a refusal, the lock is free nevertheless, but Redisson's waiters sleep until the
+-- end of the lease that they have read.
 local function is_muted(message)
     return type(redis.pcall('publish', public, message)) == 'table'
 end

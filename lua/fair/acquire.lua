@@ -68,9 +68,9 @@ local function redissons()
     return count
 end
 
--- Adds these waiters to the set. Returns how many were not in the set before. A waiter that is in
--- the set keeps its score, because the scores of the Redisson waiters behind it are based on this
--- score. `marked`: the index of the waiter whose score is lowered by `mark`.
+-- Adds these waiters to the set. Returns how many of these waiters were not in the set before. A
+-- waiter that is in the set keeps its score, because the scores of the Redisson waiters behind it
+-- are based on this score. `marked`: the index of the waiter whose score is lowered by `mark`.
 local function set_scores(ids, redissons_ahead, marked)
     local score, scores = now() + fair_wait + redisson_wait * redissons_ahead, {}
     for i, id in ipairs(ids) do

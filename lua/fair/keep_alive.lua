@@ -10,9 +10,9 @@
 --        free lock and must ask for it now, or ''; then those owners that have no entry
 --
 -- Each process sends this script for all its waiters of a name at once, at every third of the fair
--- wait. Each process also sends it at least once during a lease that was granted by message,
--- because the process that got the grant may be stopped. The reply tells the first waiter's process
--- when that lease ends.
+-- wait. Each process also sends this script at least once during a lease that was granted by
+-- message, because the process that got the grant may be stopped. The reply tells the first
+-- waiter's process when that lease ends.
 --
 -- The new scores (docs/fair-lock.md). `base` is now + Redisson's wait for each Redisson waiter that
 -- is ahead of the entry:
@@ -25,10 +25,10 @@
 -- The script sets each score anew. (Redisson's scripts add to scores at each grant. These sums
 -- drift, and then Redisson drops live waiters.)
 --
--- If a long queue has only redlatch waiters, the script does not read it, and only sets the scores
--- of the owners in ARGV. KEYS 4 shows this: Redisson's waiters enter only at the end. So if a queue
--- had only redlatch waiters at some time, and no Redisson waiter is behind the waiter that was last
--- at that time, the queue still has only redlatch waiters.
+-- If a long queue has only redlatch waiters, the script does not read the queue, and only sets the
+-- scores of the owners in ARGV. KEYS 4 shows this: Redisson's waiters enter only at the end. So if
+-- a queue had only redlatch waiters at some time, and no Redisson waiter is behind the waiter that
+-- was last at that time, the queue still has only redlatch waiters.
 --
 -- If a redlatch waiter has sent no keep-alive for two seconds while the server answered others, the
 -- script sets its score to its base. When the lock becomes free, a script drops this waiter as

@@ -8,8 +8,8 @@
 --      follow
 --
 -- Invariant: if the lock is free when one of these scripts ends, the queue is empty, or its head is
--- a Redisson waiter that got a message or asks without one. So the next waiter gets the lock even
--- if no thread but the waiter runs a script.
+-- a Redisson waiter that got a message or asks without one. So the next waiter gets the lock
+-- without the help of another thread.
 --
 -- The server may refuse a command for lack of rights or memory, but this must happen before the
 -- script has changed anything. So the script first tries each command that might be refused in a
@@ -38,7 +38,7 @@ local function permit(...)
     end
 end
 
--- Sends a waiter a message to send its request again.
+-- Sends a waiter a message that tells it to send its request again.
 local function tell(id)
     if is_ours(id) then
         redis.call('publish', own_channel(id), 'ask ' .. number(id) .. ' ' .. lock)

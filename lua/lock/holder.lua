@@ -40,11 +40,11 @@ local function taken(places)
     return token and {places, token} or places
 end
 
--- Makes `owner` the holder of a free lock. Returns nil, or the server's refusal, after which
--- nothing has changed: a lock must not stay without a time to live. (If nobody waits, HSET must be
--- the script's first write, so that a server that is out of memory refuses it. Once a script has
--- written, the server refuses none of its commands for lack of memory. Therefore PEXPIRE cannot
--- come before HSET.)
+-- Makes `owner` the holder of a free lock. Returns nil, or the server's refusal. After a refusal
+-- nothing has changed, because a lock must not stay without a time to live. (If nobody waits, HSET
+-- must be the script's first write, so that a server that is out of memory refuses it. Once a
+-- script has written, the server refuses none of its commands for lack of memory. Therefore PEXPIRE
+-- cannot come before HSET.)
 local function hold(owner, lease)
     local trouble = take_tokens() or refused(redis.pcall('hset', lock, owner, 1))
         or refused(redis.pcall('pexpire', lock, lease))

@@ -37,7 +37,7 @@ elseif is_held and may('pttl', KEYS[1]) and may('lpos', KEYS[2], '')
         local left = place == 0 and redis.call('pttl', KEYS[1]) or 2000
         if left >= 0 and (place == 0 or redis.call('lpos', KEYS[2], ARGV[2]) == place) then
             redis.call('pexpire', KEYS[2], '60000')
-            -- The same as `say_wanted` in ../prelude.lua.
+            -- This does the same as `say_wanted` in ../prelude.lua.
             local number = place == 0 and string.match(who, '[13579]$') and string.sub(who, 38)
             if number and tonumber(number) >= 2^50 then
                 redis.pcall('publish',

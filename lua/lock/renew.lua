@@ -13,8 +13,8 @@
 --        3 and 4 = as 1 and 2, and others wait, 0 = this owner does not have the lock, else the
 --        server's refusal
 --
--- A renewal raises a shorter lease and keeps a longer one, because a thread may have asked for the
--- longer one. If a lease is longer than any thread asked for, the server's clock was set back. A
+-- A renewal raises a shorter lease. It keeps a longer lease, because a thread may have asked for
+-- this lease. If a lease is longer than any thread asked for, the server's clock was set back. A
 -- lease that is too long must be cut: if the holder's process died, the lock would stay taken until
 -- the lease ended. The script does not cut the lease at once, because a request for a longer lease
 -- may have overtaken this renewal on another connection. So the client first checks whether a

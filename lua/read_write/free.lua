@@ -1,7 +1,7 @@
 -- Prepended to ../hand_off.lua in acquire.lua and try.lua: takes a free lock without waiters.
 --
 -- The rest of the script would do the same, but creating its functions costs as much as these
--- commands. (`may` below checks the right to TIME, which only a lock with waiters needs, so that a
+-- commands. (`may` below checks the right to TIME, although only a lock with waiters needs it. So a
 -- missing right is reported even if there are no waiters.)
 local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0

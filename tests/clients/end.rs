@@ -256,8 +256,8 @@ fn a_callback_that_was_never_called_may_own_the_last_handle() {
     let client = client(&server);
     let guard = client.reentrant_lock("unheard").lock().unwrap();
     guard.on_lost(move |_| drop(client));
-    // The callback keeps the client alive, and the client the callback. The release breaks this
-    // cycle.
+    // The callback keeps the client alive, and the client keeps the callback alive. The release
+    // breaks this cycle.
     guard.unlock().unwrap();
     wait_no_threads();
 }

@@ -34,8 +34,8 @@ impl Losses {
     }
 }
 
-/// A hold of any kind. The functions return whether it is held, its losses, and the result of its
-/// release, which fails after a loss.
+/// A hold of any kind. The functions return whether the hold still exists, its losses, and the
+/// result of its release. The release fails after a loss.
 struct Held {
     losses: Losses,
     is_held: Box<dyn Fn() -> bool>,

@@ -118,7 +118,7 @@ fn a_server_that_asks_for_client_certificates_lets_known_clients_in() {
     client.reentrant_lock("mutual").lock().unwrap().unlock().unwrap();
 
     // The server sends an alert and closes the connection. On a busy machine the client may see the
-    // end before the alert.
+    // end of the connection before the alert.
     wait_until("the server's word is read", Duration::from_secs(20), || {
         let error = builder().connect().map(drop).unwrap_err();
         assert!(error.kind().is_server_trouble(), "{error:#}");

@@ -9,7 +9,7 @@ use super::*;
 /// blocks the queue for this time. No live waiter is silent for longer, even on a machine that
 /// stands still for a second and a half.
 const FAIR_WAIT: Duration = Duration::from_millis(25 * UNIT.as_millis() as u64);
-/// The limit of a Redisson wait that ends by itself, or whose process is killed.
+/// The time limit of Redisson waits that end by themselves, or whose process the test kills.
 const LIMIT: Duration = Duration::from_millis(20 * UNIT.as_millis() as u64);
 /// The waiters in the tests that kill or pause another waiter. The killed or paused waiter is
 /// placed at each position among these waiters.

@@ -149,7 +149,7 @@ pub(crate) struct Redisson {
     kept: Vec<String>,
     /// Each thread's last command.
     told: HashMap<String, String>,
-    /// The first part of the owners of the client's locks.
+    /// The uuid with which the client's owners begin.
     pub(crate) id: String,
 }
 

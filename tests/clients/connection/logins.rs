@@ -92,8 +92,8 @@ fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
     let auths = || Commands::so_far(&server).of("auth");
     let (lanes, before) = (commands_of(&server), auths());
     vault.add(slice::from_ref(&server), "second");
-    // The two lanes and the connection for messages send AUTH now. The renewer's connection does so
-    // at its next use.
+    // The two lanes and the connection for messages send AUTH now. The renewer's connection sends
+    // AUTH at its next use.
     wait_until("they have been told", SOON, || auths() >= before + 3);
     assert!(commands_of(&server).intersection(&lanes).count() >= 2, "the lanes are the same");
     // The program does not report this change, so the client cannot know of it.

@@ -245,7 +245,8 @@ fn a_server_without_replicas_has_none_that_acknowledge() {
     let server = server();
     let lock = settings(&server.url()).connect().unwrap().reentrant_lock("alone");
     too_few(&lock.lock().unwrap_err());
-    // This is more replicas than there are.
+    // With one replica, a client that requires one acknowledgement gets the lock, and a client that
+    // requires two gets an error.
     let replica = Server::builder().replica_of(&server).start().unwrap();
     taken(&lock).unlock().unwrap();
     let both = settings(&server.url()).replica_acks(2, WITHIN).connect().unwrap();

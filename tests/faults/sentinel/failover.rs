@@ -625,8 +625,8 @@ fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
                 })
             })
             .collect();
-        // `None` if the replica does not have the semaphore yet. As the master, it would then have
-        // no number to correct.
+        // `None` if the replica does not have the semaphore yet. As the master, such a replica
+        // would have no number to correct.
         let free = |server: &Server| server.connection().get::<_, Option<i64>>("many").unwrap();
         let has = |server: &Server, most: usize| {
             let out = |free| (8 * most as i64..=8 * (most as i64 + 1)).contains(&(40 - free));

@@ -186,7 +186,7 @@ impl Theirs {
     }
 }
 
-/// The side of redlatch's turns.
+/// The name of redlatch's side in the counts of turns.
 const OURS: &str = "redlatch";
 
 /// A redlatch process.
@@ -238,7 +238,7 @@ fn both_libraries_take_turns() {
     let mut ours: Vec<_> =
         (0..if alone { 0 } else { 2 }).map(|_| ours(&server.url(), &server)).collect();
     if is_soak {
-        // A JVM is slow until it has compiled what it runs.
+        // A JVM is slow until it has compiled the code that it runs.
         let time = Duration::from_secs(15);
         let _failed = take_turns(
             &KINDS.map(|kind| (kind, false)),
@@ -456,8 +456,9 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
     // A new Java process may take no turn with some kinds, but not with all.
     assert!(redissons > 0);
     checks.no_overlap();
-    // The holds of dead processes end. (But a dead Redisson waiter blocks a fair lock's queue for
-    // minutes if it was behind a redlatch waiter that was itself behind another Redisson waiter.)
+    // The holds of dead processes end. (The fair lock is left out. A dead Redisson waiter blocks
+    // its queue for minutes if a redlatch waiter was directly before the dead waiter, behind
+    // another Redisson waiter.)
     for (kind, _) in kinds.iter().filter(|(kind, _)| *kind != "fairLock") {
         let lock = match *kind {
             "permitExpirableSemaphore" => {

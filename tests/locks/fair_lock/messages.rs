@@ -152,7 +152,7 @@ fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
     has(&line[0]);
     assert!(other.force_unlock().unwrap());
     has(&line[1]);
-    // Waits until the server's clock, which counts milliseconds here, has moved on.
+    // Waits until the server's clock has advanced by more than 2 ms.
     let mut now = || redis::cmd("TIME").query::<(u64, u64)>(&mut redis).unwrap();
     let granted = now();
     wait_until("the clock goes on", SOON, || {

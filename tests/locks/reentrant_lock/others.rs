@@ -341,9 +341,9 @@ fn a_hold_on_other_terms_is_not_passed() {
     assert_eq!(holder(&mut monitor, "terms"), None);
 }
 
-/// Each hold is so long that another thread of its process waits again. A turn therefore ends
-/// because of its length, and not because no thread waits. The number of grants in a turn is not
-/// checked, because it depends on which threads are awake.
+/// Each hold is so long that another thread of its process waits again when the hold ends. A turn
+/// therefore ends because of its length, and not because no thread waits. The number of grants in a
+/// turn is not checked, because it depends on which threads are awake.
 #[test]
 fn a_process_that_keeps_acquiring_does_not_starve_another() {
     let server = server();

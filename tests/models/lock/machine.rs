@@ -93,8 +93,8 @@ fn at(outputs: &[Output], timer: Timer) -> Option<Time> {
 fn a_deadline_by_message_counts_from_the_last_exchange() {
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.granted(700 * MS, 600 * MS), Ok(2_600 * MS - DRIFT));
-    // If the server's clock was set forward in the meantime, the deadline is no later than if it
-    // counted from the receipt of the message.
+    // If the server's clock was set forward in the meantime, the deadline counts at the latest from
+    // the receipt of the message.
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.granted(700 * MS, 9 * SECOND), Ok(2_700 * MS - DRIFT));
     // Before the first reply, the deadline counts from the first request.

@@ -29,7 +29,7 @@ pub(crate) struct Step<'a> {
     pub(crate) has_jumped: bool,
     /// The same as `came`, for the owners with an entry.
     pub(crate) others: &'a dyn Fn(&str) -> Option<i64>,
-    /// Whether an owner with an entry has not asked for so long that it may be skipped.
+    /// Whether the last request of an owner with an entry is so old that the owner may be skipped.
     pub(crate) is_silent: &'a dyn Fn(&str) -> bool,
 }
 

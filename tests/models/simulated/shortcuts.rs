@@ -42,7 +42,7 @@ pub(crate) fn check(
                 let [short, rest] = both;
                 let what = format!("{denied} denied, state {at}, {request:?}");
                 // Each script first checks the rights that it may need, so that it is refused as a
-                // whole. (To take a lock without waiters, it does not need LLEN.)
+                // whole. (A script that takes a lock without waiters does not need LLEN.)
                 prepare(&mut master, state);
                 let untouched = redis::cmd("EVAL").arg(ALL).arg(0).query(&mut master).unwrap();
                 let may_differ = matches!(request, Request::Release { .. }) || denied == "llen";

@@ -161,9 +161,9 @@ fn a_party_whose_time_is_over_breaks_the_barrier_for_all() {
     }
 }
 
-/// If a thread's time ends while the action of one generation runs, the thread would have waited
-/// for the next generation, and it leaves that generation. No party waits in vain for a thread that
-/// has left.
+/// A thread that comes while the action of a generation runs waits for the next generation. If the
+/// thread's time ends during the action, the thread leaves the next generation. No party waits in
+/// vain for a thread that has left.
 #[test]
 fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
     let server = server();

@@ -468,8 +468,8 @@ fn a_party_that_has_passed_hears_so_when_it_would_leave() {
     assert_eq!((proxy.fired(), waits.join().unwrap()), (2, 1));
 }
 
-/// The server hangs while a party gives up. When the call returns, no copy of the party's arrival
-/// can come any more.
+/// The server hangs while a party gives up. When the call returns, a copy of the party's arrival
+/// can no longer come.
 #[test]
 fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
     let server = server();

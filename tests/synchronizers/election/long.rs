@@ -1,8 +1,8 @@
 //! Thousands of kills and pauses. There are never two leaders, as the leaders' guards and tokens
 //! show.
 //!
-//! Run it with `REDLATCH_LONG` set: `cargo test --test synchronizers thousand -- --nocapture`. If
-//! the value of this variable is a number, it is the number of kills and pauses.
+//! Run it with `REDLATCH_LONG` set: `cargo test --test synchronizers thousand -- --nocapture`. A
+//! number as the value of this variable sets the number of kills and pauses.
 
 use std::collections::BTreeMap;
 use std::env;

@@ -276,7 +276,8 @@ fn all_can_read_the_value_process_and_client_of_a_leader_while_it_leads() {
     assert!(leads(Some(&leader), &clients[0]));
     leadership.resign().unwrap();
     assert_eq!(reads.leader().unwrap(), None);
-    // A leader without a value does not inherit one, even from a leader that has not resigned.
+    // A leader without a value does not inherit the value of an earlier leader, even if that leader
+    // has not resigned.
     let dead = reads.with_value(value).campaign().unwrap();
     let () = server.connection().del("value").unwrap();
     assert_eq!(reads.leader().unwrap(), None, "the record is out of date");

@@ -518,8 +518,8 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
                 Err(error) => {
                     is_clear(&error, "pool", "access rights (ACL)");
                     assert!(error.to_string().contains("an expirable semaphore needs"), "{error}");
-                    // Permits whose leases ended may be free again, which is a complete change
-                    // itself.
+                    // The refused call may have freed permits whose leases had ended. This change
+                    // is complete in itself.
                     assert_eq!(free + out, 5, "{denied}, change {at}: {error}");
                     assert!(out == 2 || (free, out) == (4, 1), "{denied}, change {at}: {out}");
                     refused += 1;

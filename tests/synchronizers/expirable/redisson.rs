@@ -268,7 +268,7 @@ fn the_client_that_finds_an_ended_lease_tells_the_waiters() {
     assert_eq!(stored(&server, "found"), (2, 1));
     permit.release().unwrap();
     assert_eq!(subscriber.get_message().unwrap().get_payload::<i32>().unwrap(), 3);
-    // A release also finds permits whose lease has ended, even the one that it names.
+    // A release also frees permits whose leases have ended, even the permit that the release names.
     let lapsed = semaphore.with_lease(LEASE).acquire().unwrap().into_id();
     wait_until("it ends", SOON, || semaphore.remaining_lease(&lapsed).unwrap().is_none());
     assert!(!semaphore.try_release(&lapsed).unwrap());

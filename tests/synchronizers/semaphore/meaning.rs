@@ -55,8 +55,8 @@ fn numbers_are_exact_up_to_the_largest() {
 fn a_java_service_can_read_how_many_are_free() {
     let server = server();
     let client = client(&server);
-    // Redisson reads the lower 32 bits of the number as a signed number. If that is not above zero,
-    // Redisson wakes no thread, or fails.
+    // Redisson reads the lower 32 bits of the number as a signed number. If this signed number is
+    // not above zero, Redisson wakes no thread, or fails.
     let heard = messages(&server, "redisson_sc:*", || {
         let semaphore = client.semaphore("many");
         assert!(semaphore.try_set_permits(u32::MAX).unwrap());
