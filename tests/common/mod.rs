@@ -152,8 +152,8 @@ pub(crate) fn impatient(url: &str) -> ClientBuilder {
 /// would take more than four times [`SOON`].
 pub(crate) const CROWD: usize = 60;
 
-/// Returns a client behind a network, with one open connection. The server has the scripts that
-/// `warm_up` uses.
+/// Returns a client that connects through a proxy, with one open connection. The server has the
+/// scripts that `warm_up` uses.
 pub(crate) fn behind(proxy: &Proxy, warm_up: impl FnOnce(&Client)) -> Client {
     let client = impatient(&proxy.url()).connections(1).connect().unwrap();
     warm_up(&client);

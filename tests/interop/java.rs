@@ -35,7 +35,7 @@ impl Version {
     }
 }
 
-/// Whether the calling test can run. For `false`, also prints the reason.
+/// Whether the calling test can run. If it cannot run, the function prints the reason.
 pub(crate) fn is_beside_redisson() -> bool {
     if let Err(why) = built() {
         let test = thread::current().name().unwrap_or("?").to_owned();

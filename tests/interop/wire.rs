@@ -102,7 +102,8 @@ impl Observer {
         Seen { keys, messages }
     }
 
-    /// Returns the members with their remaining times. (For a permit's id, only its length.)
+    /// Returns the members with their remaining times. (For a permit's id, returns only its
+    /// length.)
     fn sorted_set(&mut self, name: &str) -> String {
         let members: Vec<(Vec<u8>, f64)> = self.redis.zrange_withscores(name, 0, -1).unwrap();
         let (seconds, micros): (i64, i64) = redis::cmd("TIME").query(&mut self.redis).unwrap();

@@ -1,6 +1,7 @@
-//! The scripts that hand a lock over by a ticket, in every order in which their requests, repeated
-//! requests and late copies can reach the server, together with releases, a forced unlock and the
-//! end of the lease. At each moment at most one owner has the lock. Each planted bug is found.
+//! Explores the scripts that hand a lock over by a ticket. Their requests, repeated requests and
+//! late copies reach the server in every order, mixed with releases, a forced unlock and the end of
+//! the lease. At each moment at most one owner has the lock. The exploration finds each planted
+//! bug.
 
 use std::collections::{HashSet, VecDeque};
 

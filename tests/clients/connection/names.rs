@@ -44,7 +44,7 @@ fn every_connection_is_called_after_its_client() {
         let guard = busy(&client);
         wait_renewed(&server, "busy");
         let called = format!("{called}#{}", client.id());
-        // This test's own connections are closed by then.
+        // The wait also lasts until the test's own connections are closed.
         let mut all = Vec::new();
         wait_until("every connection has the name", SOON, || {
             all = connections(&server);

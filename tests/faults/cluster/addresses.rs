@@ -84,7 +84,7 @@ fn named_servers_are_reached_where_the_map_says_and_only_there() {
         cluster.servers().iter().map(|it| format!("127.0.0.1:{}", it.port())).collect();
     all.sort();
     assert_eq!(used, all);
-    // The map is never called with an address of the URL, or with one that it has returned.
+    // The map is never called with an address of the URL, or with an address that it has returned.
     let asked = asked.lock().unwrap();
     assert!(
         asked.iter().all(|(host, port)| host != "127.0.0.1" && *port == ANNOUNCED),

@@ -231,7 +231,7 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
         what,
         name,
     });
-    // With this call the connection asks for its rights. (On a busy machine a lease may end.)
+    // This call makes the connection check its rights. (On a busy machine a lease may end.)
     drop(held(&*case.lock));
     let rules = rules.to_vec();
     let mut take_away = move || user.set(&rules.iter().map(String::as_str).collect::<Vec<_>>());

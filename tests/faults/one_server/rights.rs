@@ -198,7 +198,7 @@ fn without_the_right_to_publish_a_release_goes_on_unless_a_waiter_must_be_told()
         for how in ["unlock", "drop", "force"] {
             let name = format!("mute {at} {how}");
             let lock = client.reentrant_lock(&name);
-            // At first the client has the right. Otherwise it would get no grant.
+            // The client has the right at first, because a client without this right gets no grant.
             lock.lock().unwrap().unlock().unwrap();
             user.set(rules);
             let guard = lock.lock().unwrap();

@@ -242,7 +242,8 @@ fn a_message_that_was_lost_costs_a_look() {
     guest.wait_back();
     assert!(guest.leaves());
 
-    // A notification skips a waiter that gets no messages. That waiter must find out by itself.
+    // A notification skips a waiter that gets no messages. The skipped waiter ends its wait when it
+    // next asks.
     let guest = Guest::of(&server, "m", &REENTRANT.make(&here, "m"), Wait::FOREVER);
     let first = first_waiting(&server, "m");
     proxy.refuse();

@@ -174,8 +174,8 @@ fn served(server: &Server) -> Vec<usize> {
     server.connection().lrange("served", 0, -1).unwrap()
 }
 
-/// Returns a client behind a network. The client's connection is open, and the server has its
-/// scripts.
+/// Returns a client that connects through a proxy. The client's connection is open, and the server
+/// has its scripts.
 fn behind(proxy: &Proxy) -> Client {
     let client =
         impatient(&proxy.url()).connections(1).fair_wait_timeout(FAIR_WAIT).connect().unwrap();

@@ -235,8 +235,8 @@ fn handed<T: Send + 'static>(
     }
 }
 
-/// Returns a client behind a network. The client's connections are open, and the server has its
-/// scripts. The client waits for replies for as long as a test holds them back.
+/// Returns a client that connects through a proxy. The client's connections are open, and the
+/// server has its scripts. The client waits for replies for as long as a test holds them back.
 fn behind(server: &Server, proxy: &Proxy) -> Client {
     behind_by(server, proxy, 1)
 }

@@ -70,7 +70,7 @@ fn several_locks_left_to_expire_stay_held_after_their_client_has_ended() {
     assert!(client.reentrant_lock("b").force_unlock().unwrap());
     let error = guard.leave_to_expire().unwrap_err();
     assert_eq!((error.kind(), error.name()), (ErrorKind::LeaseLost, Some("b")));
-    // If one lock cannot be taken, no other one stays taken.
+    // If one lock cannot be taken, no other lock stays taken.
     wait_all_free(&server, &NAMES);
 }
 

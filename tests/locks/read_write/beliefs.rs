@@ -154,7 +154,7 @@ fn a_multi_lock_of_read_and_write_locks_is_taken_beside_other_readers() {
         MultiLock::new([locks[0].reader() as &dyn Lock, locks[1].writer(), locks[2].reader()])
             .unwrap();
     let mut redis = server.connection();
-    // If one lock is not free, no hold on the others stays.
+    // If one of the locks is not free, the call leaves no hold on the other locks.
     let other = crate::common::client(&server);
     let writer = Guest::of(other.read_write_lock("three").writer());
     writer.wait_in();

@@ -21,8 +21,8 @@ fn reader() {
     let _ = job.wait_line();
 }
 
-/// The readers are granted the lock together, for two seconds each. One of them is paused for
-/// longer, and the other keeps the lock in the meantime.
+/// Two readers are granted the lock together, for two seconds each. One reader's process is paused
+/// for longer, and the other reader keeps the lock in the meantime.
 #[test]
 fn a_reader_that_stood_still_and_hears_that_it_reads_keeps_writers_out() {
     let server = server();
@@ -164,7 +164,7 @@ fn a_release_is_refused_whole_if_its_last_command_lacks_a_right() {
     wait_left(&server, "down");
 }
 
-/// Without the error, the waiter would wait for a free lock for ever.
+/// If the waiter got no error, it would wait for a free lock for ever.
 #[test]
 fn a_waiter_without_a_right_for_its_grant_gets_an_error() {
     const REDISSON: &str = "aaaaaaaa-0b2d-4c6e-8f01-23456789abcd:7:write";

@@ -11,8 +11,8 @@ fn on_script(proxy: &Proxy, name: &'static str, action: Action) {
     });
 }
 
-/// Returns a client behind a network. The client's connection is open, and the server has its
-/// scripts.
+/// Returns a client that connects through a proxy. The client's connection is open, and the server
+/// has its scripts.
 fn behind(proxy: &Proxy) -> Client {
     crate::common::behind(proxy, |client| {
         let warm = barrier(client, "warm", 1);
@@ -329,7 +329,7 @@ fn an_arrival_outlasts_an_outage_and_counts_once() {
     assert_eq!(shaky.parties().unwrap(), 3);
     for action in [Action::LoseReply, Action::LoseRequest] {
         let fired = proxy.fired();
-        // Each call sends a second copy by itself, so two calls fail.
+        // Each call sends its request twice, so four lost copies make two calls fail.
         let arrives = |proxy: &Proxy| {
             proxy.on(Direction::Request, 4, action, |bytes| {
                 contains(bytes, "EVAL") && contains(bytes, "outage")

@@ -22,8 +22,8 @@ fn on_release(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
     proxy.on(Direction::Request, times, action, move |bytes| releases(bytes, name));
 }
 
-/// Returns a client behind a network. The client's connection is open, and the server has its
-/// scripts.
+/// Returns a client that connects through a proxy. The client's connection is open, and the server
+/// has its scripts.
 fn behind(proxy: &Proxy) -> Client {
     crate::common::behind(proxy, |client| drop(semaphore(client, "warm", 1).acquire().unwrap()))
 }

@@ -1,4 +1,4 @@
-//! The effects of the calls.
+//! What the calls of an expirable semaphore do.
 
 use super::*;
 
@@ -187,8 +187,8 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
             waiter
         })
         .collect();
-    // There are enough permits for the threads behind the first one, but not for the first one. No
-    // thread is served before it.
+    // There are enough permits for the threads behind the first thread, but not for the first
+    // thread. No thread is served before the first thread.
     semaphore.add_permits(2).unwrap();
     assert!(
         semaphore.try_acquire().unwrap().into_option().is_none(),

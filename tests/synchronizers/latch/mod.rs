@@ -63,8 +63,8 @@ fn on_script(proxy: &Proxy, name: &'static str, times: usize, action: Action) {
     });
 }
 
-/// Returns a client behind a network. The client's connection is open, and the server has its
-/// scripts.
+/// Returns a client that connects through a proxy. The client's connection is open, and the server
+/// has its scripts.
 fn behind(proxy: &Proxy) -> Client {
     crate::common::behind(proxy, |client| {
         let latch = latch(client, "warm", 2);

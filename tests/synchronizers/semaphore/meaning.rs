@@ -1,4 +1,4 @@
-//! The effects of the calls.
+//! What the semaphore's calls do.
 
 use super::*;
 
@@ -257,8 +257,8 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
             waiter
         })
         .collect();
-    // There are enough permits for the threads behind the first one, but not for the first one. No
-    // thread is served before it.
+    // There are enough permits for the threads behind the first thread, but not for the first
+    // thread. No thread is served before the first thread.
     semaphore.release_forgotten(2).unwrap();
     assert!(
         semaphore.try_acquire().unwrap().into_option().is_none(),

@@ -159,7 +159,7 @@ impl Play<'_> {
             self.rich.other.semaphore(&self.name).try_set_permits(TOTAL as u32)
         };
         assert!(self.good(made), "{}", self.what);
-        // With this call the connection asks for its rights. (On a busy machine a lease may end.)
+        // This call makes the connection check its rights. (On a busy machine a lease may end.)
         let _ = self.takes(&self.poor, leased, 1)();
     }
 
@@ -266,7 +266,7 @@ fn renewed_permits(it: &Play<'_>) {
 fn count(it: &Play<'_>, from: u64) {
     let (latch, theirs) =
         (it.poor.count_down_latch(&it.name), it.rich.other.count_down_latch(&it.name));
-    // With this call the connection asks for its rights.
+    // This call makes the connection check its rights.
     assert!(it.good(latch.try_set_count(from)));
     let waits = theirs.clone();
     let waiter = spawn(move || waits.wait_for(SOON));
@@ -309,7 +309,7 @@ impl Play<'_> {
     /// rights.
     pub(super) fn barrier(&self) -> (CyclicBarrier, CyclicBarrier) {
         let barriers = [&self.poor, &self.rich.other].map(|it| it.cyclic_barrier(&self.name));
-        // With this call the connection asks for its rights.
+        // This call makes the connection check its rights.
         assert!(self.good(barriers[0].try_set_parties(2)));
         let [poor, rich] = barriers;
         (poor, rich)
