@@ -4,7 +4,7 @@
 //! This package is published only because redlatch needs it. Its API is not stable: redlatch
 //! requires exactly the same version of this package.
 
-// These pages are for people who change redlatch, and who can see the private items.
+// This documentation is for people who change redlatch. They can see the private items.
 #![allow(rustdoc::private_intra_doc_links)]
 
 // The code needs Unix: it measures leases with `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and expects

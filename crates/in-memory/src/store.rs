@@ -10,8 +10,7 @@ use crate::resp::refusal;
 /// All keys. The store has only the types that the scripts use, so it has no sets and no streams.
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    /// This is a sorted map, because a test has few keys, and finds them faster in a sorted map
-    /// than in a hash map.
+    /// The map is sorted: a test has few keys, and a sorted map finds them faster than a hash map.
     entries: BTreeMap<Vec<u8>, Entry>,
     /// When there are this many entries, the ended entries are removed.
     sweep_at: usize,

@@ -352,7 +352,7 @@ impl Cluster {
             state.owners[usize::from(*slot)] = owners[usize::from(*slot)];
         }
         drop(state);
-        // This may call foreign code, so the mutex must be free.
+        // The report may call foreign code, so this thread must hold no mutex here.
         if let Some(node) = unsaid {
             node.endpoint.health().does_without(NO_CLUSTER_INFO);
         }

@@ -339,7 +339,7 @@ impl Endpoint {
                 let (address, network, login) =
                     (address.clone(), network.clone(), self.login.clone());
                 let timeouts = (self.connect_timeout, self.response_timeout);
-                // This connection is used only for this check, and by no other thread.
+                // Only this thread uses this connection, and only for this check.
                 let connect = move || {
                     let until = deadline_in(timeouts.0);
                     let opened = Connection::open(

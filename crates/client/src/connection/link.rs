@@ -599,7 +599,7 @@ impl Link {
     pub fn read_awaited_within(&mut self, patience: Duration) -> Result<(), Failure> {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
         let mut until = self.deadline_in(patience);
-        // This also reads the reply to a WAIT that decides about an awaited reply.
+        // This loop also reads the reply to a WAIT that decides about an awaited reply.
         while awaited > 0 || self.unacknowledged.iter().any(|it| it.awaited) {
             let Some(owed) = self.owed.pop_front() else { break };
             let counts = owed.awaited;
@@ -670,7 +670,7 @@ impl Link {
             && !receiver.has_left()
             && let Some(mut eval) = owed.command.to_eval(self.channels)
         {
-            // The server has lost its scripts, so it may not know the other scripts either.
+            // The server has lost this script, so it may lack the other scripts, too.
             self.known.clear();
             let acks = owed.command.acks();
             let (trusted_at, begins_at) = (self.trusted_at, self.connection.given());

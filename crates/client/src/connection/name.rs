@@ -136,7 +136,7 @@ impl HostName {
         let mut state = self.state.lock();
         let stays = |open: &Open| {
             contain(answer, &open.address) || open.address == address
-                // If either server does not say which run it is, they may be the same run.
+                // If one of the two servers does not report its run, both may be the same run.
                 || !server.says_its_run() || !open.server.says_its_run()
                 || open.server.is_same_run(server)
         };

@@ -494,7 +494,7 @@ mod tests {
         (stream, socket)
     }
 
-    /// This is one test, because only one thread of a process polls at a time.
+    /// All cases are in one test, because only one thread of a process polls at a time.
     #[test]
     fn a_reader_polls_where_that_pays_and_no_other_thread_does() {
         let looks = Arc::new(AtomicU32::new(0));

@@ -54,7 +54,7 @@ pub enum IoDirection {
     Write,
 }
 
-/// This implementation is also used for unix sockets: for the system both are stream descriptors.
+/// Unix sockets use this implementation, too: for the system, both are stream descriptors.
 impl Transport for TcpStream {
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         Read::read(&mut &*self, buffer)

@@ -60,9 +60,10 @@ impl<'a> Serving<'a> {
         if pubsub.is_shut_down() {
             return Ok(None);
         }
-        // In the meantime another thread has connected to a new run. That thread could not close
-        // this connection, which may lead to the old run. (If this connection itself is the first
-        // one to the new run, the subscriber connects once more than necessary.)
+        // While this thread was connecting, another thread has connected to a new run. That thread
+        // could not close this connection, which may lead to the old run. (If this connection
+        // itself is the first one to the new run, the subscriber connects once more than
+        // necessary.)
         if endpoint.incarnation() != before && endpoint.says_its_run() {
             return Err((redis::ErrorKind::Io, "another run of the server was met").into());
         }
@@ -112,9 +113,9 @@ impl<'a> Serving<'a> {
             let queue = self.pubsub.queue(&mut state, &self.subscriber.node);
             queue.wanted.clear();
             queue.left.clear();
-            // After this, a thread that wants a new channel sends a control message. Before the
-            // client's own channel is confirmed, a control message is lost, so this thread reads
-            // the queue again when the channel is confirmed.
+            // After this line, a thread that wants a new channel sends a control message. Before
+            // the client's own channel is confirmed, a control message is lost, so this thread
+            // reads the queue again when the channel is confirmed.
             queue.reading = true;
             // Request refused channels, too: the server may allow them now.
             let entries = state.of_server(self.subscriber);
@@ -218,7 +219,7 @@ impl<'a> Serving<'a> {
             Some(left @ Unanswered::Barrier(_)) if is_redirect(&error) => {
                 self.asked.push_front(left);
             }
-            // This is the reply to the PING: the user has no right to send a PING.
+            // This refusal is the reply to the PING: the user has no right to send a PING.
             Some(Unanswered::Barrier(_)) => {}
             Some(Unanswered::Step(step)) => {
                 let cluster = self.pubsub.servers.cluster().filter(|_| self.tracking.asks(&step));

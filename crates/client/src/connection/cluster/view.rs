@@ -49,7 +49,7 @@ impl View {
             ConnectError::unusable(format!("{why}; it is at {}", endpoint.address()))
         })?;
         if ranges.is_empty() {
-            // (A server that was removed from its cluster gives the same answer.)
+            // (The answer is the same if this server was removed from its cluster.)
             return Err(ConnectError::NotReady(format!(
                 "no server of the cluster at {} has a slot yet: create the cluster first",
                 endpoint.address()
