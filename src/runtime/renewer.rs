@@ -267,7 +267,7 @@ impl Renewer {
                 if outcome.as_ref().is_err_and(may_pass) {
                     self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
                 }
-                // If the user may not run this script, such holds end with their leases.
+                // If the user may not run this script, leftover holds end with their leases.
                 let Ok(owners) = scripts::lock::owners(outcome) else { continue };
                 for ((_, member), owners) in call.iter().zip(owners) {
                     let left_over = owners.iter().filter(|owner| self.core.is_left_over(owner));

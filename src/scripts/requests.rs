@@ -452,8 +452,8 @@ impl ChangedNames {
                 }
                 left
             });
-            // This may drop the last reference to the `Requests`, whose destructor takes a mutex,
-            // so this thread must hold no mutex here.
+            // This line may drop the last reference to the `Requests`. Their destructor takes a
+            // mutex, so this thread must hold no mutex here.
             drop((left, first));
         }
     }

@@ -132,7 +132,7 @@ fn without_the_right_to_ping_a_refusal_counts_for_the_channel_last_requested() {
     let moved = core.pubsub.listen(&"{moved}".into());
     wait_until("it is heard", SOON, || moved.is_confirmed());
     rules(&["-ping"]);
-    // This makes the client unsubscribe at the old server.
+    // The move makes the client unsubscribe at the old server.
     cluster.move_slot(slot, cluster.another(slot));
     wait_until("it is heard there", SOON, || moved.is_confirmed() && moved.version() > 1);
     let stays = core.pubsub.listen(&format!("allowed{{{other}}}").into());
