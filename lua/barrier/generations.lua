@@ -111,7 +111,7 @@ local function anew(last, number, begins_broken)
 end
 
 -- Ends the wait of a generation's parties: removes them from the set and publishes the generation's
--- state. If the server refuses the message, each party finds out when it next runs look.lua.
+-- state. If the server refuses the message, each party learns the state when it next runs look.lua.
 local function ended(channel, number)
     redis.call('del', parties)
     redis.pcall('publish', channel, text(number) .. ' ' .. state(number))

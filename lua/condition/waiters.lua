@@ -7,7 +7,7 @@
 --
 -- The waiters are a list with one entry for each thread, in the order of arrival. A notification
 -- removes an entry. A waiter without an entry counts as notified, so no wake-up is lost if the key
--- is deleted, or if passing.lua removes the entry of a live process as dead: the waiter finds out
+-- is deleted, or if passing.lua removes the entry of a live process as dead: the waiter learns this
 -- when it next runs look.lua.
 --
 -- The notified waiters are a hash of records: waiter -> the time of its last keep-alive, and the

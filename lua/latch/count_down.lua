@@ -13,7 +13,7 @@ return once(function()
     return count and {'1', opens and 'del' or 'decr', KEYS[1]}
 end, function()
     if opens then
-        -- If the server refuses the message, the latch is open all the same.
+        -- If the server refuses the message, the latch is open nevertheless.
         redis.pcall('publish', ARGV[5], '0')
     end
     return 1

@@ -10,7 +10,7 @@ return once(function()
     end
     return {'1', 'set', KEYS[1], ARGV[5], unpack(ARGV, 7)}
 end, function()
-    -- If the server refuses the message, the count is set all the same.
+    -- If the server refuses the message, the count is set nevertheless.
     redis.pcall('publish', ARGV[6], '1')
     return 1
 end)

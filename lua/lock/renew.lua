@@ -38,7 +38,7 @@ local function raise(key)
     return redis.pcall('pexpire', key, math.max(left, lease)), is_long
 end
 
--- Raises a reader's timeout, or makes it anew if it has expired. The lock still has the reader's
+-- Raises a reader's timeout, or creates it again if it has expired. The lock still has the reader's
 -- field, so no writer has had the lock since the timeout expired.
 local function raise_timeout(key, owner)
     local timeout = timeout_of(key, owner, 1)

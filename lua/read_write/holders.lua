@@ -64,7 +64,7 @@ end
 
 -- Makes the lease of `owner`, which has the lock, at least this long. Returns nil, or the server's
 -- refusal. If a reader's process was stopped, its timeout key may have expired while another reader
--- kept the lock. If the timeout key has expired, this function makes it anew, as lock/renew.lua
+-- kept the lock. If the timeout key has expired, this function creates it again, as lock/renew.lua
 -- does. Without the key, the next reader that leaves would find no other reader, and would free the
 -- lock for a writer.
 local function raise_hold(owner, lease)

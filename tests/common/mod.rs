@@ -233,7 +233,6 @@ pub(crate) fn forbids_a_command(error: &str) -> bool {
     ["no permissions to run", "can't run", "may not run"].iter().any(|said| error.contains(said))
 }
 
-/// Whether these bytes, for example a request, contain `part`.
 pub(crate) fn contains(bytes: &[u8], part: &str) -> bool {
     bytes.windows(part.len()).any(|window| window == part.as_bytes())
 }
@@ -679,7 +678,6 @@ impl User {
         impatient(&self.url).connect().unwrap()
     }
 
-    /// Returns a client of this user, behind a network.
     pub(crate) fn client_behind(&self, proxy: &Proxy) -> Client {
         let url = proxy.url().replace("redis://", &format!("redis://{}:word@", self.name));
         impatient(&url).connections(1).connect().unwrap()

@@ -129,7 +129,6 @@ fn barrier(client: &Client, kind: &str, name: &str) -> Box<dyn Lock> {
     }
 }
 
-/// A lock of each kind with this name.
 fn locks(client: &Client, name: &str) -> [(&'static str, Box<dyn Lock>); 5] {
     KINDS.map(|kind| (kind, lock_of(client, kind, name, None)))
 }

@@ -84,7 +84,7 @@ fn the_first_server_of_the_url_may_be_away() {
     works(&lazy(&url(&[&gone, &cluster.servers()[1]])), &cluster);
 }
 
-/// A wait goes on until the cluster has its slots. A call that does not wait fails until the
+/// A wait continues until the cluster has its slots. A call that does not wait fails until the
 /// cluster has its slots.
 #[test]
 fn a_cluster_may_be_created_after_its_client() {

@@ -94,7 +94,6 @@ fn put_back_on_replicas(sentinels: &Sentinels, keys: &[(String, Vec<u8>)]) {
     }
 }
 
-/// A lock of each kind.
 fn locks(client: &Client, name: &str) -> [Box<dyn Lock>; 5] {
     let of = |kind: &str| format!("{name} {kind}");
     [

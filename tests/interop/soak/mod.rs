@@ -16,9 +16,7 @@ const LEASE: Duration = Duration::from_secs(10);
 /// The maximum wait. A longer wait must have missed a message. (In Redisson, a wait for a semaphore
 /// would then last for ever.)
 const ENOUGH: Duration = Duration::from_secs(10);
-/// The number of threads of each process.
 const THREADS: usize = 4;
-/// The number of permits of a semaphore.
 const PERMITS: &str = "4";
 /// The kinds of synchronizers, each with the number of owners that may hold it at the same time.
 const KINDS: [(&str, &str); 8] = [
@@ -32,7 +30,6 @@ const KINDS: [(&str, &str); 8] = [
     (SEVERAL, "1"),
     (WANTED, "1"),
 ];
-/// Two plain locks.
 const SEVERAL: &str = "multiLock";
 /// A lock that redlatch's holders keep until they learn that others wait. For Redisson this lock is
 /// a plain lock.
@@ -189,7 +186,6 @@ impl Theirs {
 /// The name of redlatch's side in the counts of turns.
 const OURS: &str = "redlatch";
 
-/// A redlatch process.
 fn ours(url: &str, server: &Server) -> Worker {
     Worker::spawn_test("worker", "turns", &[url, &server.url()])
 }

@@ -91,12 +91,10 @@ fn queue_key(name: &str) -> String {
     }
 }
 
-/// The owners in the queue.
 fn queue(redis: &mut Connection, name: &str) -> Vec<String> {
     redis.lrange(queue_key(name), 0, -1).unwrap()
 }
 
-/// The owner of the lock.
 fn owner(redis: &mut Connection, name: &str) -> Option<String> {
     holder(redis, name).map(|(owner, _)| owner)
 }

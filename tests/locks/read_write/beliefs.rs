@@ -20,7 +20,7 @@ fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     thread::sleep(Duration::from_millis(20));
     let reader = Guest::of(lock.reader());
     wait_queue(&server, "stale", 2);
-    // No process gets a message, so the writer finds out when it next asks.
+    // No process gets a message, so the writer finds the free lock when it next asks.
     let () = redis.del("stale").unwrap();
     writer.wait_in();
     assert!(stale.is_held(), "it has not asked since");

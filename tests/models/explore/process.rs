@@ -151,7 +151,6 @@ pub(crate) struct Process {
 pub(crate) enum Outcome {
     Nothing,
     Entered(Token),
-    /// The wait fails.
     Failed,
 }
 

@@ -89,7 +89,6 @@ impl Setting {
     }
 }
 
-/// Returns the steps to a state.
 fn path(parents: &[(usize, Step)], mut at: usize) -> Vec<Step> {
     let mut steps = Vec::new();
     while at != 0 {

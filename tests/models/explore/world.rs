@@ -32,7 +32,6 @@ pub(crate) struct Setting {
     /// Whether the processes listen from the beginning, as if they had already waited before.
     pub(crate) listen: bool,
     pub(crate) faults: u8,
-    /// The faults that may happen.
     pub(crate) allowed: &'static [Fault],
     /// A step of time, in ms. The step is slightly more than a whole fraction of 2 s, so a lease
     /// that has ended at the server ends within the step.
@@ -86,9 +85,7 @@ pub(crate) const ALL: &[Fault] = &[
 pub(crate) enum Step {
     /// A thread of this process wants the lock.
     Lock(usize),
-    /// The thread gives up its wait.
     GivesUp(usize),
-    /// The thread releases the lock.
     Unlock(usize),
     /// The thread releases a lock that the threads of its process have passed to each other for
     /// long.
@@ -330,7 +327,7 @@ impl World {
             Step::Late(at) => {
                 let sent = self.late.remove(at);
                 self.serve(sent, setting);
-                // No thread reads this reply. The owner finds out by its next request.
+                // No thread reads this reply. The owner learns of the grant by its next request.
                 let mut all = self.processes.iter_mut();
                 if let Some(process) = all.find(|it| it.present() == Some(sent.owner)) {
                     process.is_deaf = true;

@@ -121,7 +121,6 @@ pub(crate) struct Waiter {
     /// For a redlatch waiter: whether its first request is in flight. Until the reply, the waiter
     /// does nothing else.
     pub(crate) is_asking: bool,
-    /// The number of the waiter's requests.
     pub(crate) asked: u64,
     /// For a Redisson waiter: whether it sleeps without a time limit.
     pub(crate) sleeps: bool,
@@ -175,7 +174,6 @@ pub(crate) struct Hold {
     pub(crate) passed: Vec<String>,
 }
 
-/// All participants.
 #[derive(Debug, Default)]
 pub(crate) struct World {
     pub(crate) clients: Vec<Client>,

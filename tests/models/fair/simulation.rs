@@ -55,7 +55,6 @@ pub(crate) enum Event {
     DeleteKeys,
 }
 
-/// Plays a history.
 pub(crate) fn play(store: &mut Store, seed: u64, broken: Option<Rule>, traced: bool) -> Played {
     let mut simulation = Simulation::new(store, seed, broken);
     simulation.keeps_trace = traced;

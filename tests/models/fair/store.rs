@@ -16,7 +16,6 @@ pub(crate) const DATABASE: &str = "0";
 /// The prefix of the waiters' own channels, on which Redisson wakes them.
 pub(crate) const CHANNEL: &str = "redisson_lock__channel:{orders}:";
 
-/// Returns the keys of a script.
 pub(crate) fn keys(script: Script) -> &'static [&'static str] {
     match script {
         Script::KeepAlive => &[LOCK, QUEUE, TIMEOUTS, ONLY_OURS],
@@ -127,7 +126,6 @@ impl Told {
     }
 }
 
-/// Splits the numbers of a list.
 pub(crate) fn numbers(list: &str) -> impl Iterator<Item = &str> {
     list.split(',').filter(|number| *number != "-")
 }

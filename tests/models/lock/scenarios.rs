@@ -479,7 +479,6 @@ fn shortcuts_do_the_same_as_the_rest_would(server: &Server) {
     shortcuts::check(server, &site, &states, &requests, denied);
 }
 
-/// Returns the server's clock in ms.
 fn clock(direct: &mut Direct) -> i64 {
     let (seconds, micros): (i64, i64) = direct.command(&["TIME"]);
     seconds * 1_000 + micros / 1_000

@@ -90,13 +90,10 @@ impl Rule {
 
 #[derive(Debug)]
 pub(crate) enum Input {
-    /// A thread wants the lock.
     Lock,
     /// A thread wants the lock if it is free.
     TryLock,
-    /// The waiting thread gives up.
     GiveUp,
-    /// The holder releases the lock.
     Unlock,
     /// A reply, and the time at which the answered copy of the request was sent.
     Reply {
@@ -141,7 +138,6 @@ pub(crate) enum Output {
     /// time, unless it is extended.
     Entered(u64, Time, Option<i64>),
     Extended(Time),
-    /// The caller has lost the lock.
     Lost,
     /// The lock was not granted to a thread that does not wait, or the server refused the script.
     Refused,
@@ -162,7 +158,6 @@ struct Wait {
     inbox: Inbox<Details>,
     /// Whether the thread has an entry in the queue and may ask again.
     waits: bool,
-    /// The request in flight.
     request: Option<Request>,
     /// Whether the request was sent twice.
     is_copy: bool,
@@ -582,7 +577,6 @@ impl Process {
     }
 }
 
-/// The whole lease.
 fn whole() -> Duration {
     Duration::from_millis(LEASE as u64)
 }

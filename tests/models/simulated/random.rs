@@ -26,7 +26,6 @@ impl Random {
         self.between(1, 100) <= chance
     }
 
-    /// Returns a number from one of these ranges.
     pub(crate) fn one_of(&mut self, ranges: &[(i64, i64)]) -> i64 {
         let (low, high) = ranges[self.between(0, ranges.len() as i64 - 1) as usize];
         self.between(low, high)

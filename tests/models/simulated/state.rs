@@ -14,7 +14,6 @@ pub(crate) struct State {
     pub(crate) holders: Vec<String>,
     /// The remaining time of each holder's longest timeout.
     pub(crate) timeouts: Vec<i64>,
-    /// The lock's time to live, in ms.
     pub(crate) left: i64,
     pub(crate) queue: Vec<String>,
     pub(crate) queue_left: i64,

@@ -37,7 +37,6 @@ pub(crate) struct Place<'a> {
     pub(crate) keys: [&'a str; 3],
 }
 
-/// Runs scripts at simulated times.
 pub(crate) struct Store {
     connections: Vec<Connection>,
     scripts: HashMap<Script, String>,

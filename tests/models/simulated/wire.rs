@@ -26,7 +26,6 @@ pub(crate) fn hears(owner: &str) -> bool {
     above_first(owner).is_some_and(|number| number & 1 == 1)
 }
 
-/// Returns a client's own channel.
 pub(crate) fn own_channel(uuid: &str) -> String {
     format!("redisson_lock__channel:{{redlatch:{uuid}}}")
 }
@@ -73,7 +72,6 @@ pub(crate) struct Again {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Granted {
-        /// Whether the owner already had the lock before the request.
         already: bool,
         /// The last fencing token of the hold.
         token: Option<i64>,
@@ -96,7 +94,6 @@ pub(crate) struct Refused {
     pub(crate) left: i64,
     pub(crate) place: i64,
     pub(crate) whose: Whose,
-    /// Whether the entry is new.
     pub(crate) is_fresh: bool,
 }
 

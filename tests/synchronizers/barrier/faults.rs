@@ -65,7 +65,8 @@ fn a_lost_message_costs_a_poll() {
     assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
 
-/// No error shows that the connection is dead. Parties find out about missed messages by asking.
+/// No error shows that the connection is dead. A party that missed a message learns the state when
+/// it asks.
 #[test]
 fn a_dead_connection_for_messages_costs_few_polls() {
     let server = server();

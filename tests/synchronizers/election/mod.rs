@@ -21,7 +21,6 @@ fn election(client: &Client, name: &str) -> LeaderElection {
     client.leader_election(name).with_watchdog(RENEWED)
 }
 
-/// Whether this client leads.
 fn leads(leader: Option<&Leader>, client: &Client) -> bool {
     leader.is_some_and(|leader| leader.who.ends_with(client.id()))
 }

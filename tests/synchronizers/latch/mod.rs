@@ -16,7 +16,6 @@ use redis::Commands as _;
 use redlatch::{CancelToken, Client, CountDownLatch, Error, ErrorKind, Taken};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// The channel of a latch.
 fn channel(name: &str) -> String {
     format!("redisson_countdownlatch__channel__{{{name}}}")
 }
@@ -209,7 +208,7 @@ fn a_call_that_does_not_wait_asks_the_server_though_others_wait() {
     wait_until("it has asked twice", SOON, || Commands::so_far(&server).of("get") >= set + 2);
     waiter.wait_queued();
     assert!(answered(|| latch.wait_for(Duration::ZERO)).timed_out());
-    // No message is sent, so a waiter finds out later.
+    // No message is sent, so a waiter finds the open latch only at its next poll.
     let () = server.connection().del("truth").unwrap();
     assert!(!answered(|| latch.wait_for(Duration::ZERO)).timed_out());
     assert!(!answered(|| latch.wait_within(Instant::now())).timed_out());

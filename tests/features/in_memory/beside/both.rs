@@ -8,7 +8,6 @@ use redis::{Parser, PushKind, Value};
 use redlatch_in_memory::{Keys as _, Redis, Scripts};
 use redlatch_testkit::Server;
 
-/// The parts of a command.
 pub(crate) type Parts = Vec<Vec<u8>>;
 
 pub(crate) fn parts(command: &[&str]) -> Parts {
@@ -120,7 +119,6 @@ fn is_question(command: &Parts) -> bool {
     !command[0].ends_with(b"SUBSCRIBE")
 }
 
-/// The description of a difference.
 pub(crate) type Difference = String;
 
 impl Both {

@@ -12,7 +12,6 @@ use super::random::Random;
 
 /// The commands that the library sends.
 pub(crate) struct Recorded {
-    /// The texts of the scripts.
     pub(crate) scripts: Vec<String>,
     calls: Vec<Parts>,
     owners: Vec<Vec<u8>>,

@@ -45,7 +45,6 @@ fn now() -> i64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as i64
 }
 
-/// Runs the history of this seed.
 fn history(both: &mut Both, recorded: &Recorded, seed: u64) -> Result<(), Difference> {
     let mut random = Random::new(seed);
     let calls = Calls::new(recorded, &mut random);
