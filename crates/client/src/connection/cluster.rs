@@ -7,9 +7,8 @@
 //! owners of slots. Two things show that it is cut off: it reports that it reaches no majority of
 //! the masters (`cluster_state`), and its epoch is older than the epoch of a master that was
 //! elected in the meantime. So the client accepts a view at once only if its server reaches a
-//! majority and its epoch is not older than the epoch of the last accepted view. Otherwise the
-//! client asks a majority of the masters, which cannot be cut off as a whole, and accepts the best
-//! of their views.
+//! majority and its epoch is not older than the epoch of the last accepted view. Otherwise it asks
+//! a majority of the masters, which cannot all be cut off, and accepts the best view.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -328,8 +327,8 @@ impl Cluster {
         let mut state = self.state.lock();
         let masters = ranges.iter().map(|range| &range.master);
         let replicas = ranges.iter().flat_map(|range| &range.replicas);
-        // Forget the servers that are not in the view. Otherwise the list would grow each time an
-        // address changes.
+        // Forget the servers that are not in the view. Otherwise each new address would lengthen
+        // the list.
         let mut known = vec![from.clone()];
         for host_port in masters.chain(replicas).chain(&state.seeds) {
             if !known.contains(host_port) {

@@ -83,9 +83,8 @@ pub struct RightsQuestion {
 }
 
 impl RightsQuestion {
-    /// Makes a question from this Lua code. The code can use two variables: `random`, a random
-    /// name, and `script`, the script as a function. The code returns a refusal, the script's
-    /// error, or `{all, reply}`.
+    /// Makes a question from this Lua code. In the code, `random` is a random name, and `script` is
+    /// the script as a function. The code returns a refusal, the script's error, or `{all, reply}`.
     pub fn new(number: u8, code: String) -> Self {
         Self { number, code }
     }

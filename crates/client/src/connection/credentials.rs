@@ -49,8 +49,7 @@ impl Credentials {
         }
     }
 
-    /// Returns the settings of a URL. If `these` has credentials, they replace the URL's
-    /// credentials.
+    /// Returns the settings of a URL. Credentials in `these` replace the URL's credentials.
     pub(crate) fn instead(these: &Option<Self>, url: &RedisConnectionInfo) -> RedisConnectionInfo {
         these.as_ref().map_or_else(|| url.clone(), |these| these.in_place(url))
     }

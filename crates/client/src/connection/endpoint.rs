@@ -33,8 +33,7 @@ pub struct Endpoint {
     connect_timeout: Duration,
     response_timeout: Duration,
     runs: Arc<Runs>,
-    /// Whether the code that opens these connections itself checks all holds after it has found a
-    /// new run.
+    /// Whether the code that opens these connections checks all holds itself after a new run.
     asks: bool,
     health: Arc<Health>,
     /// The callback for each connection on which the server has answered.

@@ -18,8 +18,7 @@ use crate::sync::Mutex;
 /// Two failures are not an outage. First, a connection may break: the thread that opens the next
 /// connection then finds out whether there is an outage. Second, a server may refuse new
 /// connections (because it is full, or its password was changed) but still serve the open
-/// connections. The client logs this refusal separately. The refusal is over when the next
-/// connection opens.
+/// connections. The client logs this refusal separately, until the next connection opens.
 ///
 /// If several clients of a process notice the same outage, only one of them reports it. During an
 /// outage in which no thread sends commands, the client tries to open a connection every few

@@ -249,8 +249,7 @@ impl Lane {
     }
 
     /// Blocks until the replies to all earlier posts are read or lost, but at most until
-    /// `deadline`. To wait for them, sends a command of its own after these posts and waits for its
-    /// reply.
+    /// `deadline`. Sends a PING after these posts, and waits for the reply.
     pub fn drain(self: &Arc<Self>, deadline: Instant) {
         if self.owes() {
             let limit = Limit::new(Some(deadline), None);
@@ -513,8 +512,7 @@ mod tests {
     }
 
     /// Each post may wait for long for its replicas, so twenty posts may wait twenty times as long.
-    /// When the server accepts bytes again, an unwritten post must not wait for the replies to
-    /// these posts.
+    /// When the server accepts bytes again, an unwritten post must not wait for their replies.
     #[test]
     fn an_unwritten_command_does_not_wait_for_replicas() {
         const POSTS: usize = 20;

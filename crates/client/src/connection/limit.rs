@@ -82,8 +82,7 @@ impl Limit {
     }
 
     /// Returns the time until which a thread may sleep if a cancel cannot wake it. It is the
-    /// earliest of three times: the next check of the thread's token, the limit's end, and
-    /// `latest`.
+    /// earliest of the next check of the token, the limit's end, and `latest`.
     pub(super) fn soon(&self, latest: Instant) -> Instant {
         let look = self.token.as_ref().and_then(|_| Instant::now().checked_add(CANCEL_CHECK));
         [look, self.until].into_iter().flatten().fold(latest, Instant::min)

@@ -68,9 +68,8 @@ pub struct Link {
     /// The number of WAITs without a reply, and the latest time of the reply to the last of them.
     waits: u32,
     waits_until: Instant,
-    /// The start of the server's present silence. It is the later of two times: the time of the
-    /// oldest write without a reply, and the time of the last write before the last reply that was
-    /// read.
+    /// The start of the server's present silence. It is the later of two times: the oldest write
+    /// without a reply, and the last write before the last reply that was read.
     owes_since: Instant,
     /// Whether the reader has left, so that a thread may sleep for a reply that no thread reads.
     is_left: bool,
@@ -188,8 +187,7 @@ impl Link {
 
     /// Whether a command may be sent over the link without a test.
     pub(super) fn is_trusted(&mut self) -> bool {
-        // There is one master. If the client has connected to a later run, the link's run must get
-        // no more commands.
+        // There is one master. After a connection to a later run, this link must not be used.
         if self.connection.is_closed() || !self.run.is_last() {
             return false;
         }
@@ -728,8 +726,7 @@ impl Link {
             _ => Some((ErrorKind::Parse, "WAIT was not answered with a number").into()),
         };
         let cause = too_few.map(|error| self.cause(error));
-        // Take the receivers one by one: if one of them panics, the drop of the link fails the
-        // others.
+        // Take the receivers one by one: if one panics, the drop of the link fails the others.
         while let Some(Unacknowledged { receiver, reply, .. }) = self.unacknowledged.pop_front() {
             receiver.receive(match &cause {
                 None => Ok(reply),
@@ -788,8 +785,7 @@ impl Link {
 
     /// Gives the failure to every receiver of an owed reply.
     fn fail(&mut self, failure: Failure) -> Failure {
-        // Take the receivers one by one: if one of them panics, the drop of the link fails the
-        // others.
+        // Take the receivers one by one: if one panics, the drop of the link fails the others.
         while let Some(Unacknowledged { receiver, .. }) = self.unacknowledged.pop_front() {
             receiver.receive(Err(failure.clone()));
         }

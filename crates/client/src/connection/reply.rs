@@ -50,8 +50,7 @@ pub(super) enum Redirect {
     Moved { slot: u16, named: NamedAddress },
     /// The slot is moving to this server. The client sends this one command to it.
     Ask { named: NamedAddress },
-    /// No server can run the command now: the slot's keys are on two servers, or the slot has no
-    /// server.
+    /// No server can run the command now: the slot has no server, or its keys are on two servers.
     Later,
     /// Like `Later`, but the server stopped inside a script, which may have changed data.
     Halfway,

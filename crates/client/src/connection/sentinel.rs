@@ -85,8 +85,7 @@ struct Master {
     epoch: Option<u64>,
 }
 
-/// The master. If no Sentinel reports a master, this is the last known master, and `doubt` is the
-/// reason.
+/// The master. If no Sentinel reports one, this is the last known master, and `doubt` says why.
 #[derive(Clone)]
 struct FoundMaster {
     master: Master,

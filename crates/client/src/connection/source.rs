@@ -21,8 +21,7 @@ pub trait Provided: Clone + Send + 'static {
     /// The name of the thread that calls the user's code.
     const THREAD: &'static str;
 
-    /// How long the server accepts the value. `None` if the server accepts the value until the
-    /// value is changed.
+    /// How long the server accepts the value. `None`: until the value is changed.
     fn valid_for(&self) -> Option<Duration>;
 
     /// Whether the two values are equal for the server.
@@ -58,8 +57,7 @@ impl<T> fmt::Debug for Provider<T> {
 /// The part of the validity after which the user's code is called again.
 const RENEWED_AFTER: f64 = 0.75;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
-/// The pause before a retry is the validity divided by this number, between the shortest and the
-/// longest pause.
+/// The pause before a retry is the validity divided by this number, within the two bounds.
 const RETRY: u32 = 32;
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 

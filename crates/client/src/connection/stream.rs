@@ -336,8 +336,7 @@ impl Stream {
             Self::Plain(socket) => socket.write(bytes),
             #[cfg(feature = "tls")]
             Self::Tls(stream) => {
-                // Bytes that are already encrypted are written first. If `bytes` is empty, no other
-                // bytes are written.
+                // Bytes that are already encrypted are written first. `bytes` may be empty.
                 let written = if bytes.is_empty() { 0 } else { stream.write(bytes)? };
                 match stream.flush() {
                     // The bytes are encrypted and count as written. They are sent before the next

@@ -57,8 +57,7 @@ pub struct PubSub {
     /// In a cluster, the channel to which all clients with this kind of channels listen.
     common: Option<Arc<str>>,
     /// Whether the client searches for clients with the other kind of channels (sharded or not).
-    /// The search ends when the client has found and logged some, or when the server refuses to
-    /// answer.
+    /// The search ends when the client has logged some, or when the server refuses to answer.
     compares: AtomicBool,
     /// Whether the client asks servers to track the keys of its holds.
     may_track: bool,
@@ -78,8 +77,7 @@ pub struct Names {
     pub control: String,
     /// The client's own channel for a key in a cluster, in the slot of that key.
     pub own: Box<dyn Fn(&str) -> String + Send + Sync>,
-    /// The channel to which all clients of a cluster with the same kind of channels (sharded or
-    /// not) listen.
+    /// The channel of all clients of a cluster with the same kind of channels (sharded or not).
     pub common: fn(sharded: bool) -> String,
 }
 

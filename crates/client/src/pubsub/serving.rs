@@ -61,9 +61,8 @@ impl<'a> Serving<'a> {
             return Ok(None);
         }
         // While this thread was connecting, another thread has connected to a new run. That thread
-        // could not close this connection, which may lead to the old run. (If this connection
-        // itself is the first one to the new run, the subscriber connects once more than
-        // necessary.)
+        // could not close this connection, which may lead to the old run. (If this connection leads
+        // to the new run, the subscriber connects once more than necessary.)
         if endpoint.incarnation() != before && endpoint.says_its_run() {
             return Err((redis::ErrorKind::Io, "another run of the server was met").into());
         }

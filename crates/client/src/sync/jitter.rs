@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Returns a random number from 0 to 1, evenly distributed. The number is good enough for waiting
 /// times, but not for secrets.
 ///
-/// The `rand` crate is not used, because its generator is a thread-local. In a waiter whose
-/// thread-locals are being destroyed, the generator would panic, and the panic would end the
-/// process.
+/// The `rand` crate is not used, because its generator is a thread-local. In a thread whose
+/// thread-locals are being destroyed, it would panic and end the process.
 pub fn jitter(now: u64) -> f64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     // The process id is read once, so that a waiter needs no system call for each number.

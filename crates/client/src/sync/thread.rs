@@ -28,9 +28,8 @@ impl Thread {
     ///
     /// When a thread's thread-locals are destroyed, its `Thread` counts as dead, so that its holds
     /// are not renewed for ever. But the destructor of a thread-local may still take a lock. In a
-    /// destructor, each call of `current` returns a new `Thread`, which never counts as dead. These
-    /// new values have the same [`id`](Self::id), so the destructor re-enters its holds and does
-    /// not wait for itself.
+    /// destructor, each call of `current` returns a new `Thread`, which never counts as dead. All
+    /// of them have the same [`id`](Self::id), so the destructor can re-enter its holds.
     #[inline]
     pub fn current() -> Arc<Self> {
         CURRENT

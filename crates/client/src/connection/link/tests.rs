@@ -64,8 +64,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|found| found == part)
 }
 
-/// While this connection leads to the old master, another lane finds the new master and stores its
-/// address.
+/// While this connection leads to the old master, another lane stores the address of the new one.
 #[test]
 fn an_error_names_the_server_that_the_connection_leads_to() {
     let server = Server::start().unwrap();
