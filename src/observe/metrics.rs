@@ -75,8 +75,8 @@ impl MetricsObserver {
     }
 
     /// Adds a label `name`, whose value `label` makes from a lock's name. There should be few
-    /// different values, because each value is a separate series. Without this call, no metric has
-    /// a label `name`.
+    /// different values, because each value is a separate series. Without this call, metrics have
+    /// no label `name`.
     #[must_use]
     pub fn named_by(self, label: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         Self { label: Some(Box::new(label)), ..self }
@@ -90,8 +90,7 @@ impl MetricsObserver {
     }
 
     /// Creates the counters with the value zero when this kind and label are first used. The
-    /// reason: a query such as `increase` does not find the first event of a series that begins
-    /// with this event.
+    /// reason: a query such as `increase` does not find an event with which a series begins.
     fn count_from_zero<T>(&self, event: &Event<'_, T>) {
         if !is_held(event.kind) {
             return;

@@ -27,8 +27,7 @@ pub(super) struct Dispatcher {
     cluster: Arc<Cluster>,
     /// The thread of each renewer keeps a clone until the thread ends.
     alive: Sender<()>,
-    /// The renewers by the numbers of their servers. The first job for a server creates its
-    /// renewer.
+    /// The renewers by their servers' numbers. The first job for a server creates its renewer.
     renewers: HashMap<usize, Hired>,
 }
 

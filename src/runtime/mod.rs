@@ -337,9 +337,8 @@ impl Core {
         }
     }
 
-    /// Notes that a hold must know whether others wait. After this call, each time the server
-    /// confirms a subscription to the client's own channel, such holds ask the server whether
-    /// others wait.
+    /// Notes that a hold must know whether others wait. After this call, such holds ask the server
+    /// whenever it confirms a subscription to the client's own channel.
     pub(crate) fn listens_for_wants(&self) {
         self.listens_for_wants.store(true, Ordering::SeqCst);
     }

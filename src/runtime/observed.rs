@@ -15,8 +15,7 @@ use crate::name::Name;
 use crate::observe::{Event, Kind, Observer};
 use crate::snapshot::{Counts, ServerState, Snapshot, Waiting};
 
-/// The maximum time of a query for the holder, because the callback of a loss may wait behind the
-/// query.
+/// The maximum time of a query for the holder, which may delay the callback of a loss.
 const ASKS_FOR: Duration = Duration::from_millis(200);
 
 /// The events that a client counts.
@@ -74,7 +73,7 @@ pub(super) struct SlowLines {
 }
 
 impl SlowLines {
-    /// Begins a query about a name. If no query may begin now, returns the time after which to try
+    /// Begins a query about a name. If none may begin now, returns the time after which to try
     /// again.
     fn begins(&mut self, now: u64, name: &str) -> Option<Duration> {
         if self.is_asking {

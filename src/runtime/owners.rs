@@ -17,8 +17,7 @@ use redlatch_client::sync::{Mutex, is_forked};
 use super::Core;
 use crate::scripts::{Mode, Owner};
 
-/// The numbers of the live owners. (With hash sets, each lock would cost more than with these
-/// trees.)
+/// The numbers of the live owners. (With hash sets, each lock would cost more.)
 #[derive(Default)]
 pub(super) struct Owners {
     live: Mutex<BTreeSet<u64>>,

@@ -250,7 +250,7 @@ impl Renewer {
     /// locks that the client knows.)
     fn give_back_leftovers(&mut self, mut members: Vec<Arc<dyn Member>>) {
         members.retain(|member| member.has_owners());
-        // If a name has two members, this keeps the second one, a fair lock's queue, which has more
+        // If a name has two members, this keeps the second, a fair lock's queue, which has more
         // owners.
         let by_name: HashMap<_, _> =
             members.iter().map(|member| (Arc::clone(member.name()), member)).collect();

@@ -56,8 +56,7 @@ impl Session {
         unclaimed: Unclaimed,
         find: impl FnOnce(&str, &Config) -> Result<(Servers, Option<Greeting>), Error>,
     ) -> Result<Self, Error> {
-        // Check this before any mutex is taken: a thread of the parent may have left a mutex
-        // locked.
+        // Check this before taking a mutex, which a thread of the parent may have left locked.
         let may_connect = may_connect().map_err(|source| {
             let message = "the system does not report forks of the process".to_owned();
             Error::new(ErrorKind::Config, message).caused_by(source)

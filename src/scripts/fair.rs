@@ -35,8 +35,7 @@ pub(crate) struct FairScripts<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FairAcquired {
     Granted {
-        /// Whether the owner already had the lock: the message of its grant is on its way, or was
-        /// lost.
+        /// Whether the owner already had the lock: its grant's message is on its way, or was lost.
         already: bool,
         followers: Followers,
         /// The server's time of the reply in ms, if the request named other owners.
@@ -170,8 +169,8 @@ impl FairScripts<'_> {
     }
 
     /// Returns the command that sends a keep-alive of these owners. `steady`: whether the server
-    /// has answered this client for a while. If so, other owners that sent nothing in that time
-    /// count as silent.
+    /// has answered this client for a while. If so, owners that sent nothing in that time count as
+    /// silent.
     pub(crate) fn keep_alive_command(self, owners: &[Owner], steady: bool) -> Command {
         let steady: &[u8] = if steady { b"1" } else { b"0" };
         let owners: Vec<_> = owners.iter().map(Owner::text).collect();

@@ -55,7 +55,7 @@ pub(crate) fn name_of(key: &str, make: KeyOf) -> Option<String> {
 
 /// Returns the patterns for the keys of all names that match this pattern. A name with a brace may
 /// match a pattern without a brace, but its key has no added braces. The second pattern matches
-/// such a key.
+/// such keys.
 pub(crate) fn patterns(pattern: &str, make: KeyOf) -> Vec<String> {
     let (before, after) = around(make);
     let mut patterns = vec![make(pattern), format!("{before}{pattern}{after}")];
@@ -89,8 +89,7 @@ impl<'a> LockKeys<'a> {
         self.ours(["redlatch_queue", "redlatch_rwlock_queue"])
     }
 
-    /// The key that exists while a window is open. In a window, only Redisson's clients take the
-    /// lock.
+    /// Exists while a window is open. In a window, only Redisson's clients take the lock.
     pub(crate) fn window(self) -> Pieces<'a> {
         self.ours(["redlatch_window", "redlatch_rwlock_window"])
     }
@@ -106,8 +105,7 @@ impl<'a> LockKeys<'a> {
     }
 
     /// A second channel, to which every redlatch listener to the [`public`](Self::public) channel
-    /// also listens. Redisson's clients listen only to the public channel, so scripts can count
-    /// them.
+    /// also listens. Redisson's clients do not, so scripts can count them.
     pub(crate) fn companion(self) -> String {
         format!("{}:redlatch", self.public())
     }
@@ -208,8 +206,7 @@ impl ConditionKeys {
         Self { waiting: key(Self::WAITING), notified: key(Self::NOTIFIED) }
     }
 
-    /// Returns both keys of a condition. `waiting`: the key of its waiters, which a message
-    /// contains.
+    /// Returns both keys of a condition. `waiting`: the first key, from a message.
     pub(crate) fn of(waiting: &str) -> Option<Self> {
         let names = waiting.strip_prefix(Self::WAITING)?;
         let notified = format!("{}{names}", Self::NOTIFIED);

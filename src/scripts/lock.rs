@@ -94,8 +94,7 @@ enum Behind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
     Granted {
-        /// Whether the owner already had the lock: the message of its grant is on its way, or was
-        /// lost.
+        /// Whether the owner already had the lock: its grant's message is on its way, or was lost.
         already: bool,
         /// The number of processes that wait behind the owner.
         places: u32,
@@ -118,8 +117,7 @@ impl Tokens {
     /// `TOKENS` of `lua/lock/holder.lua`.
     const A_HOLD: u64 = 1_024;
 
-    /// Returns the tokens of the hold whose last token is `last`, or `None` if no hold can have
-    /// this last token.
+    /// Returns the tokens of the hold whose last token is `last`, or `None` if it is too low.
     pub(crate) fn up_to(last: u64) -> Option<Self> {
         NonZero::new(last).filter(|last| last.get() >= Self::A_HOLD).map(|last| Self { last })
     }

@@ -31,8 +31,7 @@ pub(crate) enum AllAcquired {
     Granted(Vec<Acquired>),
     /// No lock is taken, and an owner of another client has one of them.
     Taken,
-    /// No lock is taken. A request for one lock alone may take this lock, or return the reason of
-    /// the refusal.
+    /// No lock is taken. A request for one lock alone takes it, or returns the reason why not.
     Refused,
 }
 

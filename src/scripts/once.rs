@@ -65,8 +65,7 @@ impl Once<'_> {
     }
 
     /// Like [`call`](Self::call), for a request that gives permits back. The server does not check
-    /// all rights first: even a user who may not publish the message must be able to give permits
-    /// back.
+    /// all rights first: a user who may not publish must be able to give permits back.
     pub(crate) fn give(&self, route: &Route) -> Result<Replied<Value>, Trouble> {
         self.send(route, false, |command| command)
     }
@@ -148,8 +147,7 @@ pub(crate) fn late() -> Error {
     Error::new(ErrorKind::Refused, message.to_owned())
 }
 
-/// Returns the error of a request that the server did not apply, because it lacks an earlier change
-/// of the sequence.
+/// Returns the error of a request that was refused because the server lacks an earlier change.
 pub(crate) fn behind() -> Error {
     let message = "the server does not know an earlier change by this client; it may have just \
                    become the master";

@@ -16,7 +16,7 @@ use crate::scripts::{LockKeys, Mode, Owner};
 #[derive(Debug)]
 pub(crate) enum Renewed {
     /// The second value says whether others wait for the lock. It is `false` if the renewal did not
-    /// ask for this.
+    /// ask.
     Done(StillHeld, bool),
     /// The hold was not renewed because of this error. A retry may succeed.
     Failed(Error),

@@ -294,8 +294,7 @@ impl Requests {
     }
 
     /// Gives a request a later time, unless another thread has already done so and the new time is
-    /// not over. The caller must know that the server has applied no copy with the old time, and
-    /// never will.
+    /// not over. No copy with the old time may have been applied, or be applied later.
     pub(crate) fn prolong(&self, request_id: RequestId) {
         let mut sequences = self.sequences.lock();
         let latest = self.latest();

@@ -245,8 +245,7 @@ pub(super) fn marked<T>(
     Ok((read(result)?, mark))
 }
 
-/// Stands for the number of subscribers if the server refused the message: other processes may
-/// wait.
+/// The number of subscribers if the server refused the message. Other processes may wait.
 pub(crate) const REFUSED: i64 = -1;
 
 /// Converts the reply of a release to the number of subscribers that got the message, or to `None`

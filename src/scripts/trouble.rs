@@ -345,8 +345,7 @@ pub(crate) fn is_transient(error: &RedisError) -> bool {
     meaning(error).0.outlook() != Outlook::Persistent
 }
 
-/// Returns the text for a key of the wrong type. `holds`: the type of the value under the key that
-/// equals the name.
+/// Returns the text for a key of the wrong type. `holds`: the type of the key that equals the name.
 fn wrong_type(holds: Option<&'static str>, rights: Rights) -> String {
     let own = match rights {
         Rights::Semaphores | Rights::ExpirableSemaphores | Rights::Latches => "a string",

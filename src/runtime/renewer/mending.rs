@@ -70,8 +70,7 @@ impl Renewer {
             return;
         };
         if !mended.is_forbidden {
-            // Check only the names that were sent: a slot may have moved to this server after the
-            // exchange.
+            // Check only these names: a slot may have moved to this server after the exchange.
             let sent: HashSet<_> = mends.iter().map(|(name, _)| &**name).collect();
             for requests in &names {
                 requests.mended(run, asked, |name| sent.contains(name));

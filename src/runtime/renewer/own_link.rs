@@ -17,8 +17,7 @@ use crate::lease::schedule;
 use crate::runtime::{Core, RESENT_WITHIN};
 
 /// The maximum number of times that the time limit is doubled while the server does not reply.
-/// After this number of doublings, the limit for the shortest lease is as long as for any other
-/// lease.
+/// After that, the limit for the shortest lease is as long as for any other lease.
 const MOST_DOUBLED: u32 = 20;
 
 pub(super) struct OwnLink {
@@ -54,8 +53,7 @@ impl OwnLink {
         self.link = None;
     }
 
-    /// Tries to open a connection. If this succeeds, an outage ends. If the attempt fails, the next
-    /// time limit is longer.
+    /// Tries to open a connection, which ends an outage. After a failure, the next limit is longer.
     pub(super) fn look(&mut self) {
         match Link::open(&self.endpoint.with_response_timeout(self.patience())) {
             Ok(link) => drop(self.link.get_or_insert(link)),
@@ -165,7 +163,7 @@ impl OwnLink {
 
     /// Returns how long an exchange waits for its replies. The renewal of the shortest lease may be
     /// in this exchange, or wait for the next exchange. After two exchanges without a reply, the
-    /// shortest lease has ended. The time then grows, so that longer leases are still renewed at a
+    /// shortest lease has ended. The time then grows, so that longer leases are renewed even at a
     /// slow server.
     fn patience(&self) -> Duration {
         let longest = self.endpoint.response_timeout();

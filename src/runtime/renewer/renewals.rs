@@ -17,8 +17,7 @@ use crate::scripts::{self, Trouble};
 /// again.
 pub(super) struct Refusing {
     since: u64,
-    /// The holds whose last renewal was refused, each with the end of its lease. After this end, a
-    /// hold is not renewed.
+    /// The holds whose last renewal was refused, each with the end of its lease.
     holds: HashMap<Arc<str>, u64>,
 }
 

@@ -1,5 +1,4 @@
-//! Tests of a panic in a background thread of a client: the thread goes on, and each waiter gets an
-//! outcome.
+//! Tests that after a panic a background thread goes on, and each waiter gets an outcome.
 
 #![allow(clippy::unwrap_used)]
 

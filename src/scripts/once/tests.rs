@@ -189,8 +189,7 @@ fn an_abandoned_request_takes_nothing_in_any_order() {
     assert_eq!(pool.given(), 0);
 }
 
-/// If the semaphore was deleted and made anew, copies and undos of earlier requests do not change
-/// the new semaphore.
+/// Copies and undos of earlier requests do not change a semaphore that was deleted and made anew.
 #[test]
 fn a_request_keeps_to_the_semaphore_that_it_found() {
     let pool = Pool::new(VALID_FOR, MEMORY);
