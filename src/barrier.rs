@@ -900,7 +900,8 @@ impl Debtor for BarrierSite {
         if !is_done || is_late && self.is_prolonged(id) {
             return;
         }
-        // If another thread has received an answer, its next request may make this request late.
+        // If another thread has already received an answer to this request, that thread's next
+        // request may be the reason why this copy counts as late.
         let is_late = is_late && self.is_leaving(id);
         self.has_left(id);
         if is_late {

@@ -74,9 +74,9 @@ impl MetricsObserver {
         Self { label: None, counted: Mutex::default() }
     }
 
-    /// Adds a label `name`, whose value `label` makes from a lock's name. There should be few
-    /// different values, because each value is a separate series. Without this call, metrics have
-    /// no label `name`.
+    /// Adds a label called `name` to each metric. The function `label` gets a lock's name, and
+    /// returns the label's value. There should be few different values, because each value is a
+    /// separate series. Without this call, metrics have no label `name`.
     #[must_use]
     pub fn named_by(self, label: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         Self { label: Some(Box::new(label)), ..self }

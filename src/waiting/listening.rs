@@ -1,5 +1,5 @@
-//! The channels that a leader listens to while it sleeps, and the time at which it asks without a
-//! message.
+//! The channels that a leader listens to while it sleeps, and the time at which it sends its next
+//! request even if no message has come.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

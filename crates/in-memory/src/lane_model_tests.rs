@@ -196,7 +196,8 @@ fn taken(what: &str) -> Command {
     Command::script(&SCRIPT, &[], &[what.as_bytes()])
 }
 
-/// The number of takes that never ran because their threads left while the commands were unwritten.
+/// The number of commands that never ran, because the calling thread stopped waiting before its
+/// command was written.
 static TAKEN_BACK: AtomicUsize = AtomicUsize::new(0);
 
 /// Runs threads that may leave their replies unread. The next caller reads these replies before its

@@ -25,7 +25,8 @@ pub(crate) struct SemaphoreSite {
     pub(super) name: Name,
     pub(super) route: Route,
     pub(super) channel: Arc<str>,
-    /// The key of the semaphore's mark.
+    /// The key of the semaphore's mark, which tells this semaphore from earlier and later ones of
+    /// the same name.
     mark: Box<str>,
     pub(super) requests: Arc<Requests>,
     debt: Mutex<Debt>,

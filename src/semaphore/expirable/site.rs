@@ -296,7 +296,7 @@ impl PermitSource for ExpirableSite {
         terms: Option<Terms>,
         clients: u64,
     ) -> Result<PermitReply<Arc<PermitLease>>, RequestFailed> {
-        // In an expirable semaphore, each need has terms.
+        // A request for expirable permits always has terms, because it says how long the lease is.
         let Some(terms) = terms else { return Ok(PermitReply::Refused(None)) };
         self.settle_size()?;
         let total = needs.iter().fold(0_u32, |sum, more| sum.saturating_add(*more));

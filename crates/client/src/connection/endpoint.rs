@@ -378,8 +378,8 @@ impl Endpoint {
         !matches!(self.target, Locator::At { .. })
     }
 
-    /// Returns the incarnation of the run to which the client last connected. All runs of all
-    /// servers of a client have different numbers.
+    /// Returns the number of the server's run (from one start of the server to the next) to which
+    /// the client last connected. All runs of all servers of a client have different numbers.
     pub fn incarnation(&self) -> u64 {
         (self.number as u64) << 32 | self.runs.incarnation()
     }

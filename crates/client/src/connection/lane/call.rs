@@ -106,7 +106,7 @@ impl Lane {
         self.follow(&self.queue(command.asking()), Limit::current().as_ref())
     }
 
-    /// Queues a command. If no thread combines, the calling thread must combine.
+    /// Queues a command. If no thread is the combiner, the calling thread becomes the combiner.
     fn queue(&self, command: Command) -> Arc<Call> {
         let call = Call::queued();
         let mut state = self.state.lock();
@@ -162,11 +162,11 @@ impl Lane {
     /// If a combiner leaves, it passes the link to a call in the queue, or else to a call whose
     /// command is written: that call's thread becomes the reader. If no other call waits, the link
     /// goes back to the lane. In that case the next caller, or the next `service`, reads the late
-    /// reply before its own reply. The link is closed only if the server has sent nothing for
-    /// `response_timeout`, even if other threads wrote in the meantime. If there is no link, or the
-    /// link was silent for long, a new thread combines in place of the thread with the limit. The
-    /// new thread may take the whole connect timeout to open a link, and handles all calls that
-    /// wait then.
+    /// reply before its own reply. The link is closed after the server has sent nothing for
+    /// `response_timeout`. Commands that other threads write do not restart this time. If there is
+    /// no link, or the link was silent for long, a new thread becomes the combiner in place of the
+    /// thread with the limit. The new thread may take the whole connect timeout to open a link, and
+    /// handles all calls that wait then.
     ///
     /// If a call ends while its command may still run, the sender gives back everything that the
     /// command takes, as after any lost reply. For this, the sender has the command's owner, ids or
