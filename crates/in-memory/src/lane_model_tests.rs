@@ -91,7 +91,7 @@ impl Play {
         let heard = Arc::new(Heard::default());
         let receiver = Arc::clone(&heard) as Arc<dyn ReplyReceiver>;
         let command = echo(what).answered_first(thread_rng().gen_range(0..2) == 0);
-        if self.lane.post(command, receiver) == Posted::LookAfter {
+        if self.lane.post(command, receiver) == Posted::NeedsService {
             self.asked.fetch_add(1, Ordering::SeqCst);
         }
         heard
@@ -105,7 +105,7 @@ impl Play {
     /// A thread that posts, and looks although it was not asked.
     fn looker(&self, me: usize) -> Vec<Arc<Heard>> {
         let look = |post| {
-            let _left = self.lane.look(MINUTE, MINUTE);
+            let _left = self.lane.service(MINUTE, MINUTE);
             post
         };
         self.poster(me).into_iter().map(look).collect()
@@ -169,8 +169,8 @@ impl Play {
     fn background(&self) {
         for _ in 0..LOOKS {
             if self.asked.swap(0, Ordering::SeqCst) > 0
-                && !self.lane.look(MINUTE, MINUTE)
-                && self.lane.look_after() == Posted::LookAfter
+                && !self.lane.service(MINUTE, MINUTE)
+                && self.lane.request_service() == Posted::NeedsService
             {
                 // Another thread combines, or there is more to do, so look again.
                 self.asked.fetch_add(1, Ordering::SeqCst);
@@ -261,7 +261,7 @@ fn play_with(
     let is_read = rest.owed == 0 || leaves;
     assert!(asked || (is_read && rest.queued == 0), "replies that nobody will read");
     // Each look handles at most one packet.
-    let looks = (1..1_000).find(|_| play.lane.look(MINUTE, MINUTE));
+    let looks = (1..1_000).find(|_| play.lane.service(MINUTE, MINUTE));
     assert!(looks.is_some(), "nothing is left in the end");
     for post in &posts {
         assert_eq!(post.outcomes.lock().len(), 1, "each post's outcome is told once");
