@@ -189,9 +189,10 @@ impl ServerInfo {
     }
 }
 
-/// The process of an owner, found by the name of the process's connections. The process is unknown
-/// for a Redisson client, unless its `clientName` ends with `#` and the client's id. All processes
-/// are unknown if the server does not list the names of connections.
+/// The process of an owner, found by the name of the process's connections. So the process is
+/// unknown after its connections have closed: after the holder's death nobody knows its process.
+/// For a Redisson client the process is unknown, unless its `clientName` ends with `#` and the
+/// client's id. All processes are unknown if the server does not list the names of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OwnerProcess {
