@@ -50,8 +50,8 @@ use crate::scripts::barrier::{
 };
 use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble, VALID_FOR, is_transient};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Queue, QueueSite, Synchronizer, Try, Wait, Waited, acquire,
-    outlast, slow_poll_or,
+    Claim, Enter, EnterOf, Lead, Leadership, Queue, QueueSite, Synchronizer, Try, Wait, Waited,
+    acquire, outlast, slow_poll_or,
 };
 
 /// A barrier at which a fixed number of threads wait for each other, again and again. The threads
@@ -647,12 +647,12 @@ impl Synchronizer for Party<'_> {
         site.met.fetch_max(place.generation, Ordering::Relaxed);
         Ok(match place.index {
             Some(0) => Enter::Granted((), Way::Free),
-            _ if claim.wait.blocks() => Enter::Leads(None),
+            _ if claim.wait.blocks() => Enter::Leads(None, None),
             _ => Enter::NotNow,
         })
     }
 
-    fn request_state(&self, _: &Claim<'_, ()>) {}
+    fn request_state(&self, _: &Claim<'_, ()>, _: &mut Option<Leadership>) {}
 
     fn collect(&self, _: &mut Lead<()>, _: &Claim<'_, ()>) -> Option<()> {
         None
@@ -924,7 +924,10 @@ impl QueueSite for BarrierSite {
         look(&mut self.queue.lock())
     }
 
-    fn transfer_leadership(&self, _: Option<Lead<()>>) {}
+    /// Never called, because each party asks only for itself.
+    fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<()>>) {
+        self.promote(leadership, lead);
+    }
 }
 
 impl Member for BarrierSite {

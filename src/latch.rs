@@ -18,8 +18,8 @@ use crate::runtime::{Core, Member, Session};
 use crate::scripts::latch::{LatchScripts, LatchState};
 use crate::scripts::{LatchKeys, RequestId, Requests, Trouble};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Queue, QueueSite, Signal, Synchronizer, Try, Wait, Waited,
-    acquire, slow_poll_or,
+    Claim, Enter, EnterOf, Lead, Leadership, Queue, QueueSite, Signal, Synchronizer, Try, Wait,
+    Waited, acquire, slow_poll_or,
 };
 
 /// A count in Redis. Threads wait until threads of any process have counted it down to zero. This
@@ -373,13 +373,13 @@ impl Synchronizer for CountDownLatch {
     }
 
     fn enter(&self, claim: &Claim<'_, ()>) -> Result<EnterOf<Self>, Error> {
-        let queued = self.site.with_queue(|queue| {
-            if queue.try_lead() { None } else { Some(queue.push(claim.thread, ())) }
-        });
-        Ok(queued.map_or(Enter::Leads(None), Enter::Queued))
+        Ok(self.site.with_queue(|queue| match queue.try_lead() {
+            Some(leadership) => Enter::Leads(Some(leadership), None),
+            None => Enter::Queued(queue.push(claim.thread, ())),
+        }))
     }
 
-    fn request_state(&self, _: &Claim<'_, ()>) -> LatchRequestState {
+    fn request_state(&self, _: &Claim<'_, ()>, _: &mut Option<Leadership>) -> LatchRequestState {
         LatchRequestState::default()
     }
 
@@ -519,10 +519,10 @@ impl QueueSite for LatchSite {
         look(&mut self.queue.lock())
     }
 
-    fn transfer_leadership(&self, lead: Option<Lead<LatchRequestState>>) {
+    fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<LatchRequestState>>) {
         // The next leader may wait for a newer count, so it asks at once. Without this leader's
         // request state, it would mistake the end of the time to live for the last count-down.
-        self.promote(lead.map(|lead| Lead::new(lead.request_state)));
+        self.promote(leadership, lead.map(|lead| Lead::new(lead.request_state)));
     }
 }
 

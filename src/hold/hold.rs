@@ -239,12 +239,6 @@ impl Hold {
         Self { line: Some(Box::new(line)), ..self }
     }
 
-    /// Whether a thread got the hold from the server without the leadership. At a fair lock, each
-    /// thread asks for itself. An adoption does not wait in the queue.
-    pub(crate) fn came_beside_the_leader(&self) -> bool {
-        self.line.is_some() || self.owner.has_ticket_number()
-    }
-
     /// Whether the server tracks the hold's key, or has tracked it.
     pub(crate) fn is_tracked(&self) -> bool {
         self.tracked.load(Ordering::Relaxed)

@@ -15,7 +15,8 @@ use crate::runtime::Session;
 use crate::scripts::{self, Trouble};
 use crate::site::{GateOutcome, Site};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, LeadershipGuard, QueueSite, Synchronizer, Try, Wait, acquire,
+    Claim, Enter, EnterOf, Lead, Leadership, LeadershipGuard, QueueSite, Synchronizer, Try, Wait,
+    acquire,
 };
 
 use self::entry::FairEntry;
@@ -167,12 +168,13 @@ impl Synchronizer for FairLock {
             }
         }
         if !waits {
-            let entry = FairEntry::new(&self.queue, claim.thread, claim.need, false);
-            return Ok(Enter::Leads(Some(Box::new(Lead::new(entry)))));
+            let entry = FairEntry::new(&self.queue, claim.thread, claim.need, None);
+            return Ok(Enter::Leads(None, Some(Box::new(Lead::new(entry)))));
         }
         Ok(self.queue.with_queue(|newcomers| {
-            if newcomers.try_lead() {
-                return Enter::Leads(None);
+            let leadership = newcomers.try_lead();
+            if leadership.is_some() {
+                return Enter::Leads(leadership, None);
             }
             Enter::Queued(newcomers.push(claim.thread, claim.need))
         }))
@@ -180,8 +182,12 @@ impl Synchronizer for FairLock {
 
     /// Makes the entry of a thread that leads the newcomers, because it was the first newcomer or
     /// because the previous leader has left.
-    fn request_state(&self, claim: &Claim<'_, Terms>) -> FairEntry {
-        FairEntry::new(&self.queue, claim.thread, claim.need, true)
+    fn request_state(
+        &self,
+        claim: &Claim<'_, Terms>,
+        leadership: &mut Option<Leadership>,
+    ) -> FairEntry {
+        FairEntry::new(&self.queue, claim.thread, claim.need, leadership.take())
     }
 
     fn collect(&self, lead: &mut Lead<FairEntry>, _: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
@@ -235,15 +241,14 @@ impl Synchronizer for FairLock {
                 site.lose_hold(&passed.hold(), LostReason::Revoked);
                 false
             }
-            None => site.admit(&tenancy, claim.need)?,
+            None => site.admit(&tenancy, claim.need, &mut None)?,
         };
         if !is_ours {
-            let another = FairEntry::new(queue, claim.thread, claim.need, false);
+            let another = FairEntry::new(queue, claim.thread, claim.need, None);
             leadership.lead = Some(Lead::new(another));
             return Ok(None);
         }
         entry.becomes(hold);
-        leadership.resign();
         handle.unless_shut_down(tenancy).map(Some)
     }
 

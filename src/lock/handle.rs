@@ -142,7 +142,7 @@ impl Handle {
             GateOutcome::Joined(_)
             | GateOutcome::Under(_)
             | GateOutcome::Reads
-            | GateOutcome::Leads
+            | GateOutcome::Leads(_)
             | GateOutcome::Queued(_)
             | GateOutcome::Occupied => Ok(None),
         }

@@ -16,8 +16,8 @@ use crate::observe::{Kind, Way};
 use crate::scripts::{Mode, Replied, Trouble};
 use crate::site::{GateOutcome, Leaving, LockNeed, QueueEntry, Site};
 use crate::waiting::{
-    self, Claim, Enter, EnterOf, Lead, LeadershipGuard, Listening, QueueSite, Synchronizer, Try,
-    Wait,
+    self, Claim, Enter, EnterOf, Lead, Leadership, LeadershipGuard, Listening, QueueSite,
+    Synchronizer, Try, Wait,
 };
 
 struct Hooks<'a, 'b> {
@@ -197,7 +197,8 @@ impl Hooks<'_, '_> {
             let _ = site.release(&granted.hold(), Leaving::Posted);
             return Ok(self.handle.ensure_lease(&tenancy)?.then_some(tenancy));
         }
-        if !site.admit(&granted, terms)? {
+        // A leader that reads still leads, to let more readers in.
+        if !site.admit(&granted, terms, &mut None)? {
             return Ok(None);
         }
         retire_owner();
@@ -227,13 +228,13 @@ impl Synchronizer for Hooks<'_, '_> {
     /// if it may. Otherwise one thread of the process asks Redis. If the lease of the present hold
     /// is over, `reentered` declares the hold lost, and the thread enters again.
     fn enter(&self, claim: &Claim<'_, LockNeed>) -> Result<EnterOf<Self>, Error> {
-        if let Some(lead) = self.together.and_then(Together::lead) {
-            return Ok(Enter::Leads(lead.map(Box::new)));
+        if let Some((leadership, lead)) = self.together.and_then(Together::lead) {
+            return Ok(Enter::Leads(leadership, lead.map(Box::new)));
         }
         loop {
             let gate = &self.handle.site.gate;
             return match gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
-                GateOutcome::Leads => Ok(Enter::Leads(None)),
+                GateOutcome::Leads(leadership) => Ok(Enter::Leads(Some(leadership), None)),
                 GateOutcome::Queued(waiter) => {
                     self.handle.sites().for_each(|site| site.report_waiting_threads());
                     Ok(Enter::Queued(waiter))
@@ -291,7 +292,11 @@ impl Synchronizer for Hooks<'_, '_> {
         self.handle.site.observed(tenancy);
     }
 
-    fn request_state(&self, _: &Claim<'_, LockNeed>) -> Option<QueueEntry> {
+    fn request_state(
+        &self,
+        _: &Claim<'_, LockNeed>,
+        _: &mut Option<Leadership>,
+    ) -> Option<QueueEntry> {
         None
     }
 
@@ -359,11 +364,9 @@ impl Synchronizer for Hooks<'_, '_> {
             site.gate.let_readers_in();
             return self.handle.unless_shut_down(tenancy).map(Some);
         }
-        if !site.admit(&tenancy, claim.need.terms)? {
+        if !site.admit(&tenancy, claim.need.terms, &mut leadership.leadership)? {
             return Ok(None);
         }
-        // A thread that enters now finds the seat taken, so no thread needs to lead.
-        leadership.resign();
         // The server has granted the write lock, so the server no longer has the read hold of this
         // process, even if this process has not noticed the loss yet.
         if let Some(pair) = pair

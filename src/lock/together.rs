@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::hold::Tenancy;
 use crate::scripts::{Mode, Trouble};
 use crate::site::{AllAsked, LockNeed, QueueEntry, Site, ask_for_all, go_together};
-use crate::waiting::{Claim, Lead, LeadershipGuard, QueueSite as _, Try, Wait};
+use crate::waiting::{Claim, Lead, Leadership, LeadershipGuard, QueueSite as _, Try, Wait};
 
 /// The locks of one call, which acquires them one after the other: see the module.
 pub(crate) struct Together<'a> {
@@ -88,12 +88,12 @@ impl<'a> Together<'a> {
         Ok(tenancy.map(|tenancy| HeldLock::new(handle, tenancy)))
     }
 
-    /// Returns the lead of the lock that is being acquired, if the request for all locks took this
-    /// lock.
-    pub(super) fn lead(&self) -> Option<Option<Lead<Option<QueueEntry>>>> {
+    /// Returns the leadership and the lead of the lock that is being acquired, if the request for
+    /// all locks took this lock.
+    pub(super) fn lead(&self) -> Option<(Option<Leadership>, Option<Lead<Option<QueueEntry>>>)> {
         let Taken { leadership, tenancy } = self.taken.borrow_mut().pop_front()?;
         self.granted.set(Some(tenancy));
-        Some(leadership.into_lead())
+        Some(leadership.into_parts())
     }
 
     /// Returns the grant of the lock that is being acquired.
@@ -127,11 +127,9 @@ impl<'a> Together<'a> {
         let mut leaderships = Vec::with_capacity(others.len());
         for part in others {
             let site = &part.handle().site;
-            if !site.gate.try_lead_beside() {
-                return Ok(None);
-            }
+            let Some(leadership) = site.gate.try_lead_beside() else { return Ok(None) };
             let lead = Lead::new(Some(QueueEntry::new(site, claim.need.terms)));
-            leaderships.push(LeadershipGuard::new(site, Some(lead)));
+            leaderships.push(LeadershipGuard::new(site, Some(leadership), Some(lead)));
         }
         self.is_asked.set(true);
         let arrivals = site.arrivals();

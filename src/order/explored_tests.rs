@@ -12,7 +12,7 @@ use super::*;
 use crate::ask::Asked;
 use crate::hold::line::Line;
 use crate::scripts::{ClientId, FairKeys, Owner};
-use crate::waiting::Signal;
+use crate::waiting::{Leadership, Signal};
 
 const TERMS: Terms = Terms::watched(Duration::from_secs(30));
 const PAST_A_TURN: u64 = 20_000_000;
@@ -40,8 +40,8 @@ enum At {
     /// A thread of a fair lock that has sent its own request.
     Stands(Arc<QueuedThread>),
     Queues(Arc<GateWaiter<()>>),
-    Leads(Mode),
-    Releases(Arc<Hold>),
+    Leads(Mode, Leadership),
+    Releases(Arc<Hold>, Leadership),
 }
 
 type Tenancies = Vec<Option<Arc<Tenancy>>>;
@@ -124,14 +124,14 @@ impl World {
                     }
                     steps.push(Step::GivesUp(thread));
                 }
-                At::Leads(mode) => {
+                At::Leads(mode, _) => {
                     let shares = |hold: &Arc<Hold>| hold.owner.mode() == Mode::Read;
                     if self.server.iter().all(|hold| *mode == Mode::Read && shares(hold)) {
                         steps.push(Step::Granted(thread));
                     }
                     steps.push(Step::GivesUp(thread));
                 }
-                At::Releases(_) => steps.push(Step::Released(thread)),
+                At::Releases(..) => steps.push(Step::Released(thread)),
             }
         }
         for (mode, all) in [(Mode::Read, &self.reads), (self.modes[0], &self.alone)] {
@@ -151,7 +151,7 @@ impl World {
             Step::Adopts(thread) => {
                 self.tickets -= 1;
                 let owner = self.id.adopter(&Owner::of_new_ticket().unwrap());
-                self.seat_of(thread, Mode::Lock, owner);
+                self.seat_of(thread, Mode::Lock, owner, &mut None);
             }
             Step::Granted(thread) => self.granted(thread),
             Step::GivesUp(thread) => match std::mem::replace(&mut self.at[thread], At::Nothing) {
@@ -160,15 +160,17 @@ impl World {
                     assert!(self.standing().stand_down(&queued).is_none());
                     self.line.retain(|other| *other != thread);
                 }
-                _ => self.transfer_leadership(),
+                At::Leads(_, leadership) => self.transfer_leadership(leadership),
+                other => panic!("{other:?}"),
             },
             Step::Leaves(thread, mode) => self.leaves(thread, mode),
-            Step::Released(thread) => {
-                if let At::Releases(hold) = std::mem::replace(&mut self.at[thread], At::Nothing) {
+            Step::Released(thread) => match std::mem::replace(&mut self.at[thread], At::Nothing) {
+                At::Releases(hold, leadership) => {
                     self.forget(&hold);
+                    self.transfer_leadership(leadership);
                 }
-                self.transfer_leadership();
-            }
+                other => panic!("{other:?}"),
+            },
             Step::Lost(mode) => {
                 let seat = self.state.side(mode).seat.as_ref().unwrap();
                 let hold = Arc::clone(&seat.tenancy.hold());
@@ -205,7 +207,7 @@ impl World {
         let is_free = !self.state.queue.is_busy();
         let need = LockNeed { mode, terms: TERMS };
         match self.state.enter(&Arc::clone(&self.threads[thread]), need, true, self.now) {
-            GateOutcome::Leads => self.at[thread] = At::Leads(mode),
+            GateOutcome::Leads(leadership) => self.at[thread] = At::Leads(mode, leadership),
             GateOutcome::Queued(waiter) => self.at[thread] = At::Queues(waiter),
             GateOutcome::Joined(tenancy) => {
                 assert!(is_free, "past a waiter");
@@ -214,7 +216,7 @@ impl World {
             }
             GateOutcome::Under(writing) => {
                 assert!(Arc::ptr_eq(&writing, self.alone[thread].as_ref().unwrap()));
-                self.seat(thread, Mode::Read);
+                self.seat(thread, Mode::Read, &mut None);
             }
             GateOutcome::Reads => assert!(self.reads[thread].is_some()),
             other => panic!("{other:?}"),
@@ -222,11 +224,17 @@ impl World {
     }
 
     /// The server grants the thread a hold.
-    fn seat(&mut self, thread: usize, mode: Mode) {
-        self.seat_of(thread, mode, self.id.next_owner_to(mode, false));
+    fn seat(&mut self, thread: usize, mode: Mode, leadership: &mut Option<Leadership>) {
+        self.seat_of(thread, mode, self.id.next_owner_to(mode, false), leadership);
     }
 
-    fn seat_of(&mut self, thread: usize, mode: Mode, owner: Owner) {
+    fn seat_of(
+        &mut self,
+        thread: usize,
+        mode: Mode,
+        owner: Owner,
+        leadership: &mut Option<Leadership>,
+    ) {
         let asked = Asked { forced: 0, incarnation: 0, at: self.now };
         let hold = Hold::new(owner, TERMS, asked, false);
         let is_fair = thread < self.fair && !owner.has_ticket_number();
@@ -234,7 +242,7 @@ impl World {
         let hold = Arc::new(hold);
         let own = Arc::clone(&self.threads[thread]);
         let tenancy = Arc::new(Tenancy::since(Arc::clone(&hold), own, self.now));
-        let admitted = self.state.admit(mode, &tenancy, TERMS, None, self.now);
+        let admitted = self.state.admit(mode, &tenancy, TERMS, leadership, None, self.now);
         assert!(matches!(admitted, Admission::Admitted(None)), "{admitted:?}");
         self.has(mode)[thread] = Some(tenancy);
         self.server.push(hold);
@@ -255,20 +263,20 @@ impl World {
             self.at[thread] = At::Nothing;
             assert!(self.standing().stand_down(&queued).is_none());
             self.line.remove(0);
-            return self.seat(thread, Mode::Lock);
+            return self.seat(thread, Mode::Lock, &mut None);
         }
-        let At::Leads(mode) = std::mem::replace(&mut self.at[thread], At::Nothing) else {
+        let At::Leads(mode, leadership) = std::mem::replace(&mut self.at[thread], At::Nothing)
+        else {
             unreachable!()
         };
         let own = Arc::clone(&self.threads[thread]);
         match self.state.join_any_time(&own, TERMS, self.now) {
             Some((tenancy, _)) if mode == Mode::Read => self.reads[thread] = Some(tenancy),
-            _ => self.seat(thread, mode),
+            _ if mode == Mode::Read => self.seat(thread, mode, &mut None),
+            _ => return self.seat(thread, mode, &mut Some(leadership)),
         }
-        if mode == Mode::Read {
-            self.state.let_readers_in(self.now).into_iter().for_each(Wake::now);
-            self.transfer_leadership();
-        }
+        self.state.let_readers_in(self.now).into_iter().for_each(Wake::now);
+        self.transfer_leadership(leadership);
     }
 
     fn leaves(&mut self, thread: usize, mode: Mode) {
@@ -281,17 +289,17 @@ impl World {
                 assert!(!passes_leader, "past a leader");
                 [next, second].into_iter().for_each(Wake::now);
             }
-            LeaveOutcome::Left(_, Fate::Release { leads: true }) => {
-                self.at[thread] = At::Releases(hold);
+            LeaveOutcome::Left(_, Fate::Release { leadership: Some(leadership) }) => {
+                self.at[thread] = At::Releases(hold, leadership);
             }
-            LeaveOutcome::Left(_, Fate::Release { leads: false }) => self.forget(&hold),
+            LeaveOutcome::Left(_, Fate::Release { leadership: None }) => self.forget(&hold),
             LeaveOutcome::OthersStay => assert!(self.reads.iter().any(Option::is_some)),
             other => panic!("{other:?}"),
         }
     }
 
-    fn transfer_leadership(&mut self) {
-        self.state.transfer_leadership(Mode::Lock, None).0.now();
+    fn transfer_leadership(&mut self, leadership: Leadership) {
+        self.state.transfer_leadership(Mode::Lock, leadership, None).0.now();
     }
 
     fn forget(&mut self, hold: &Arc<Hold>) {
@@ -318,7 +326,9 @@ impl World {
                     self.at[thread] = At::Nothing;
                     self.has(mode)[thread] = Some(tenancy);
                 }
-                Some(Signal::Leadership(_)) => self.at[thread] = At::Leads(mode),
+                Some(Signal::Leadership(leadership, _)) => {
+                    self.at[thread] = At::Leads(mode, leadership.unwrap());
+                }
                 Some(Signal::Failed(error)) => panic!("{error}"),
             }
         }
@@ -334,7 +344,7 @@ impl World {
                 "reads beside a writer"
             );
         }
-        let leads = |at: &&At| matches!(at, At::Leads(_) | At::Releases(_));
+        let leads = |at: &&At| matches!(at, At::Leads(..) | At::Releases(..));
         let leaders = self.at.iter().filter(leads).count();
         assert_eq!(leaders, usize::from(self.state.queue.is_led()), "after {step:?}");
         let is_taken = self.state.alone.seat.is_some();
@@ -357,10 +367,10 @@ impl World {
         let queue: Vec<_> = queue.iter().map(|waiter| number(waiter.thread())).collect();
         let at = self.at.iter().map(|at| match at {
             At::Queues(waiter) => format!("{:?}", waiter.need().mode),
-            At::Leads(mode) => format!("leads to {mode:?}"),
+            At::Leads(mode, _) => format!("leads to {mode:?}"),
             At::Stands(_) => "stands".to_owned(),
             At::Nothing => String::new(),
-            At::Releases(_) => "releases".to_owned(),
+            At::Releases(..) => "releases".to_owned(),
         });
         let at: Vec<_> = at.collect();
         let has = |all: &Tenancies| all.iter().map(Option::is_some).collect::<Vec<_>>();

@@ -63,7 +63,7 @@ use redlatch_client::sync::Thread;
 
 use crate::hold::{Hold, HoldLevel, LevelEnd, Seat, Tenancy, Terms};
 use crate::scripts::Mode;
-use crate::waiting::{Lead, Queue, Wake};
+use crate::waiting::{Lead, Leadership, Queue, Wake};
 
 mod cohort;
 #[cfg(test)]
@@ -166,8 +166,11 @@ impl<I> Order<I> {
         // A thread that does not wait sends no request while threads of this process read.
         let may_lead = waits || readers.is_none_or(|seat| !seat.tenancy.is_held_at(now));
         // If no thread led or waited, this thread gets the leadership.
-        if self.alone.seat.is_none() && may_lead && self.queue.try_lead() {
-            return GateOutcome::Leads;
+        if self.alone.seat.is_none()
+            && may_lead
+            && let Some(leadership) = self.queue.try_lead()
+        {
+            return GateOutcome::Leads(leadership);
         }
         GateOutcome::Occupied
     }
@@ -176,9 +179,9 @@ impl<I> Order<I> {
     /// process has this lock, leads or waits. A thread A that asks for several locks must not wait
     /// at a gate for a thread B. If A leads at another gate, B may wait for A at that gate, and A
     /// and B would wait for ever.
-    pub(crate) fn try_lead_beside(&mut self) -> bool {
+    pub(crate) fn try_lead_beside(&mut self) -> Option<Leadership> {
         let is_read = self.readers.as_ref().is_some_and(|readers| readers.seat.is_some());
-        self.alone.seat.is_none() && !is_read && self.queue.try_lead()
+        if self.alone.seat.is_some() || is_read { None } else { self.queue.try_lead() }
     }
 
     /// A thread that already reads may read again, ahead of all waiters. Another thread joins the
@@ -198,8 +201,7 @@ impl<I> Order<I> {
             Some(seat) => seat.tenant(thread).map_or(GateOutcome::Occupied, |(writing, _)| {
                 GateOutcome::Under(Arc::clone(writing))
             }),
-            None if self.queue.try_lead() => GateOutcome::Leads,
-            None => GateOutcome::Occupied,
+            None => self.queue.try_lead().map_or(GateOutcome::Occupied, GateOutcome::Leads),
         }
     }
 
@@ -247,17 +249,27 @@ impl<I> Order<I> {
     pub(crate) fn transfer_leadership(
         &mut self,
         mode: Mode,
+        leadership: Leadership,
         lead: Option<Lead<I>>,
     ) -> (Wake, Option<Lead<I>>) {
-        let goes_on = self.queue.first().is_some_and(|first| first.need().mode == mode);
-        if goes_on { self.queue.promote(lead) } else { (self.queue.promote(None).0, lead) }
+        if self.queue.first().is_some_and(|first| first.need().mode == mode) {
+            return self.queue.promote(leadership, lead);
+        }
+        (self.queue.promote(leadership, None).0, lead)
     }
 
     pub(crate) fn vacate(&mut self, mode: Mode, hold: &Arc<Hold>) -> (Option<Seat>, Wake) {
         let is_its = |seat: &mut Seat| Arc::ptr_eq(&seat.tenancy.hold(), hold);
         let seat = self.side(mode).seat.take_if(is_its);
-        let opens = seat.is_some() && mode != Mode::Read && !self.queue.is_led();
-        (seat, if opens { self.queue.promote(None).0 } else { Wake::NOBODY })
+        let wake = if seat.is_some()
+            && mode != Mode::Read
+            && let Some(leadership) = self.queue.lead_first()
+        {
+            self.queue.promote(leadership, None).0
+        } else {
+            Wake::NOBODY
+        };
+        (seat, wake)
     }
 
     pub(crate) fn reading(&mut self, thread: &Thread) -> Option<&Arc<Tenancy>> {
@@ -265,16 +277,17 @@ impl<I> Order<I> {
         Some(reading)
     }
 
-    /// Puts the hold that the leader was granted into the seat. The leadership then ends, with two
-    /// exceptions. A leader that reads keeps the leadership, to let more readers in. A hold that
-    /// [came beside the leader](Hold::came_beside_the_leader) changes no leadership. `gone` is a
-    /// hold that, as the caller knows, the server no longer has.
+    /// Puts a granted hold into the seat. The caller's `leadership` then ends, because a thread
+    /// that enters now finds the seat taken. (A leader that reads keeps its leadership, to let more
+    /// readers in, and passes `None` here.) `gone` is a hold that, as the caller knows, the server
+    /// no longer has.
     #[inline]
     pub(crate) fn admit(
         &mut self,
         mode: Mode,
         tenancy: &Arc<Tenancy>,
         terms: Terms,
+        leadership: &mut Option<Leadership>,
         gone: Option<&Arc<Hold>>,
         now: u64,
     ) -> Admission {
@@ -290,8 +303,8 @@ impl<I> Order<I> {
         }
         side.cohort.begin_turn(tenancy.hold().asked.at, tenancy.hold().details.places);
         let stale = side.seat.replace(Seat::new(Arc::clone(tenancy), terms));
-        if mode != Mode::Read && !tenancy.hold().came_beside_the_leader() {
-            self.queue.set_led(false);
+        if let Some(leadership) = leadership.take() {
+            self.queue.resign(leadership);
         }
         Admission::Admitted(stale)
     }
@@ -341,11 +354,8 @@ impl<I> Order<I> {
         // sends its request after the release. (If a writer waits for the readers, the writer
         // already leads, and the writer's request may come before the release.)
         self.side(mode).cohort.released(now, hold.details.chain);
-        let leads = mode != Mode::Read && !self.queue.is_led();
-        if leads {
-            self.queue.set_led(true);
-        }
-        LeaveOutcome::Left(seat, Fate::Release { leads })
+        let leadership = if mode == Mode::Read { None } else { self.queue.lead_first() };
+        LeaveOutcome::Left(seat, Fate::Release { leadership })
     }
 
     /// Passes the hold of `left`, a seat that a thread has just left, to the next thread, if the

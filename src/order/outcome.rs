@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::hold::{Hold, Seat, Tenancy, Terms};
 use crate::scripts::Mode;
-use crate::waiting::{LocalWaiter, Queue, Wake};
+use crate::waiting::{Leadership, LocalWaiter, Queue, Wake};
 
 /// A thread's need: the mode, and the terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(crate) enum GateOutcome<I> {
     /// reading.
     Reads,
     /// No thread of this process is ahead, so the thread leads.
-    Leads,
+    Leads(Leadership),
     Queued(Arc<GateWaiter<I>>),
     /// Another thread is ahead, and the thread does not wait.
     Occupied,
@@ -70,8 +70,8 @@ pub(crate) enum Fate {
     /// then `second`, which should be awake for the next pass.
     Passed { next: Wake, second: Wake },
     Release {
-        /// Whether the thread has the leadership. `false` if another thread already leads, or if
-        /// the thread has left the readers' seat.
-        leads: bool,
+        /// The leadership, which the thread hands on after the release. `None` if another thread
+        /// already leads, or if the thread has left the readers' seat.
+        leadership: Option<Leadership>,
     },
 }

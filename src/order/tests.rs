@@ -9,7 +9,7 @@ use super::*;
 use crate::ask::Asked;
 use crate::hold::line::Line;
 use crate::scripts::{ClientId, FairKeys};
-use crate::waiting::Signal;
+use crate::waiting::{Leadership, Signal};
 
 const LEASE: Duration = Duration::from_secs(30);
 const NEED: LockNeed = LockNeed { mode: Mode::Lock, terms: Terms::watched(LEASE) };
@@ -38,14 +38,15 @@ fn each_state_is_left_as_the_table_says() {
     let [one, two] = [(); 2].map(|()| Thread::placeholder());
     let enter = |state: &mut Order<()>, thread, now| state.enter(thread, NEED, true, now);
     assert_eq!(is(&state), FREE);
-    assert!(matches!(enter(&mut state, &one, 0), GateOutcome::Leads));
+    let mut leadership = leads(enter(&mut state, &one, 0));
     assert!(matches!(state.enter(&two, NEED, false, 0), GateOutcome::Occupied));
     assert_eq!(is(&state), LED);
     let first = granted(&one, 0);
     assert!(matches!(
-        state.admit(Mode::Lock, &first, Terms::watched(LEASE), None, 0),
+        state.admit(Mode::Lock, &first, Terms::watched(LEASE), &mut leadership, None, 0),
         Admission::Admitted(None)
     ));
+    assert!(leadership.is_none());
     assert_eq!(is(&state), HELD);
     assert!(matches!(enter(&mut state, &one, 0), GateOutcome::Reentered(_)));
     assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::StillHeld));
@@ -58,16 +59,27 @@ fn each_state_is_left_as_the_table_says() {
     assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::NotThere));
     let Some(Signal::Passed(second)) = waiter.take_signal() else { panic!("not passed") };
     // The turn is over. The waiter does not get the hold, and leads next.
-    let GateOutcome::Queued(_) = enter(&mut state, &one, 0) else { panic!("not queued") };
-    assert!(matches!(
-        state.leave(Mode::Lock, &second, None, OVER / 2),
-        LeaveOutcome::Left(_, Fate::Release { .. })
-    ));
+    let GateOutcome::Queued(waiter) = enter(&mut state, &one, 0) else { panic!("not queued") };
+    let left = state.leave(Mode::Lock, &second, None, OVER / 2);
+    let LeaveOutcome::Left(_, Fate::Release { leadership: Some(leadership) }) = left else {
+        panic!("{left:?}")
+    };
     assert_eq!(is(&state), LED);
-    state.queue.promote(None).0.now();
+    state.queue.promote(leadership, None).0.now();
     assert_eq!(is(&state), LED);
-    state.queue.promote(None).0.now();
+    let Some(Signal::Leadership(Some(leadership), None)) = waiter.take_signal() else {
+        panic!("not promoted")
+    };
+    state.queue.promote(leadership, None).0.now();
     assert_eq!(is(&state), FREE);
+}
+
+/// Returns the leadership of a thread that has entered.
+fn leads(entered: GateOutcome<()>) -> Option<Leadership> {
+    match entered {
+        GateOutcome::Leads(leadership) => Some(leadership),
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Returns the line of a fair hold whose grant named these followers.
@@ -79,16 +91,13 @@ fn line(followers: &[u64]) -> Line {
 fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here() {
     let mut state = Order::<()>::new();
     let [leader, other, fair] = [(); 3].map(|()| Thread::placeholder());
-    assert!(matches!(state.enter(&leader, NEED, true, 0), GateOutcome::Leads));
+    let _leadership = leads(state.enter(&leader, NEED, true, 0));
     let tenancy = fair_hold(&fair, &[]);
-    assert!(matches!(
-        state.admit(Mode::Lock, &tenancy, Terms::watched(LEASE), None, 0),
-        Admission::Admitted(None)
-    ));
+    admits(&mut state, &tenancy, None);
     let GateOutcome::Queued(waiter) = state.enter(&other, NEED, true, 0) else { panic!() };
     assert!(matches!(
         state.leave(Mode::Lock, &tenancy, None, 0),
-        LeaveOutcome::Left(_, Fate::Release { leads: false, .. })
+        LeaveOutcome::Left(_, Fate::Release { leadership: None })
     ));
     assert!(waiter.take_signal().is_none());
     assert_eq!(is(&state), LED);
@@ -116,9 +125,11 @@ fn stands(state: &mut Order<()>) -> Arc<QueuedThread> {
     queued
 }
 
-fn admits(state: &mut Order<()>, tenancy: &Arc<Tenancy>) {
-    let admitted = state.admit(Mode::Lock, tenancy, Terms::watched(LEASE), None, 0);
+fn admits(state: &mut Order<()>, tenancy: &Arc<Tenancy>, mut leadership: Option<Leadership>) {
+    let terms = Terms::watched(LEASE);
+    let admitted = state.admit(Mode::Lock, tenancy, terms, &mut leadership, None, 0);
     assert!(matches!(admitted, Admission::Admitted(None)), "{admitted:?}");
+    assert!(leadership.is_none());
 }
 
 /// Leaves at time zero. Returns `false` if the hold was not passed, so that the thread must release
@@ -139,7 +150,7 @@ fn a_hold_goes_on_in_the_order_of_its_own_kind() {
         let fair = stands(&mut state);
         let followers = if has_followers { vec![fair.owner.number()] } else { Vec::new() };
         let hold = if is_fair { fair_hold(&holder, &followers) } else { granted(&holder, 0) };
-        admits(&mut state, &hold);
+        admits(&mut state, &hold, None);
         let GateOutcome::Queued(waiter) = state.enter(&plain, NEED, true, 0) else { panic!() };
         assert_eq!(passes(&mut state, &hold), !is_fair || has_followers);
         let plain_has_it = matches!(waiter.take_signal(), Some(Signal::Passed(_)));
@@ -155,11 +166,11 @@ fn the_hold_of_a_leader_goes_to_no_thread_that_stands_in_the_line() {
     let [leader, plain] = [(); 2].map(|()| Thread::placeholder());
     let mut state = Order::<()>::new();
     let fair = stands(&mut state);
-    assert!(matches!(state.enter(&leader, NEED, true, 0), GateOutcome::Leads));
+    let leadership = leads(state.enter(&leader, NEED, true, 0));
     let GateOutcome::Queued(waiter) = state.enter(&plain, NEED, true, 0) else { panic!() };
     assert_eq!(is(&state), LED);
     let hold = granted(&leader, 0);
-    admits(&mut state, &hold);
+    admits(&mut state, &hold, leadership);
     assert_eq!(is(&state), HELD);
     assert!(fair.inbox.lock().passed.is_none() && waiter.take_signal().is_none());
     assert!(passes(&mut state, &hold));
@@ -177,15 +188,16 @@ fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
     let mut state = Order::<()>::new();
     let thread = Thread::placeholder();
     let old = granted(&thread, 0);
-    state.admit(Mode::Lock, &old, Terms::watched(LEASE), None, 0);
+    state.admit(Mode::Lock, &old, Terms::watched(LEASE), &mut None, None, 0);
     let entered = state.enter(&thread, NEED, true, OVER);
     assert!(matches!(entered, GateOutcome::Expired(_)), "{entered:?}");
     let new = granted(&thread, 0);
     assert!(matches!(
-        state.admit(Mode::Lock, &new, Terms::watched(LEASE), None, 0),
+        state.admit(Mode::Lock, &new, Terms::watched(LEASE), &mut None, None, 0),
         Admission::OtherHold(_)
     ));
-    let admitted = state.admit(Mode::Lock, &new, Terms::watched(LEASE), Some(&old.hold()), 0);
+    let (terms, gone) = (Terms::watched(LEASE), old.hold());
+    let admitted = state.admit(Mode::Lock, &new, terms, &mut None, Some(&gone), 0);
     assert!(matches!(admitted, Admission::Admitted(Some(_))), "{admitted:?}");
 }
 
@@ -194,9 +206,10 @@ fn a_grant_asked_for_before_a_forced_unlock_is_not_ours() {
     let mut state = Order::<()>::new();
     state.alone.forced += 1;
     let thread = Thread::placeholder();
-    state.enter(&thread, NEED, true, 0);
+    let mut leadership = leads(state.enter(&thread, NEED, true, 0));
     for (forced, held) in [(0, LED), (1, HELD)] {
-        state.admit(Mode::Lock, &granted(&thread, forced), Terms::watched(LEASE), None, 0);
+        let (granted, terms) = (granted(&thread, forced), Terms::watched(LEASE));
+        state.admit(Mode::Lock, &granted, terms, &mut leadership, None, 0);
         assert_eq!(is(&state), held);
     }
 }
@@ -207,7 +220,7 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
         let mut state = Order::<()>::new();
         let [one, two] = [(); 2].map(|()| Thread::placeholder());
         let tenancy = granted(&one, 0);
-        state.admit(Mode::Lock, &tenancy, Terms::watched(LEASE), None, 0);
+        state.admit(Mode::Lock, &tenancy, Terms::watched(LEASE), &mut None, None, 0);
         let seat = state.alone.seat.as_mut().unwrap();
         let before = seat.renewal_state();
         assert_eq!(seat.renewing(before).begins(Some(LEASE), OVER), None);

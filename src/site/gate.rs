@@ -11,7 +11,7 @@ use crate::hold::{Hold, HoldLevel, Seat, Tenancy, Terms};
 use crate::order::line::{QueuedThread, Standing};
 use crate::order::{self, Admission, LeaveOutcome, LockNeed, Order, Side};
 use crate::scripts::{Chain, Mode};
-use crate::waiting::{Lead, Wake};
+use crate::waiting::{Lead, Leadership, Wake};
 
 #[cfg(all(test, models))]
 mod model_tests;
@@ -51,7 +51,7 @@ impl Gate {
         self.at(|state, now| state.enter(thread, need, waits, now))
     }
 
-    pub(crate) fn try_lead_beside(&self) -> bool {
+    pub(crate) fn try_lead_beside(&self) -> Option<Leadership> {
         self.state.lock().try_lead_beside()
     }
 
@@ -71,9 +71,10 @@ impl Gate {
         &self,
         tenancy: &Arc<Tenancy>,
         terms: Terms,
+        leadership: &mut Option<Leadership>,
         gone: Option<&Arc<Hold>>,
     ) -> Admission {
-        self.at(|state, now| state.admit(self.mode, tenancy, terms, gone, now))
+        self.at(|state, now| state.admit(self.mode, tenancy, terms, leadership, gone, now))
     }
 
     /// Ends the level `which` of `tenancy`, or the last level if `which` is `None`. The second
@@ -187,9 +188,10 @@ impl Gate {
     /// the lead.
     pub(super) fn transfer_leadership(
         &self,
+        leadership: Leadership,
         lead: Option<Lead<RequestState>>,
     ) -> Option<Lead<RequestState>> {
-        let (wake, left) = self.state.lock().transfer_leadership(self.mode, lead);
+        let (wake, left) = self.state.lock().transfer_leadership(self.mode, leadership, lead);
         wake.now();
         left
     }

@@ -17,7 +17,7 @@ use crate::name::Name;
 use crate::order::{Fate, LeaveOutcome};
 use crate::scripts::lock::Released;
 use crate::scripts::{self, Chain, Mode, Owner, Trouble};
-use crate::waiting::LeadershipGuard;
+use crate::waiting::{Leadership, LeadershipGuard};
 
 impl Site {
     /// Ends one level of a tenancy. The end of the last level releases the hold or passes it on.
@@ -182,13 +182,13 @@ impl Site {
                 self.arm();
                 Parting::Over(Ok(()))
             }
-            Fate::Release { leads } => {
+            Fate::Release { leadership } => {
                 let (tenancy, hold) = (&seat.tenancy, seat.tenancy.hold().into_owned());
                 if was_held {
                     tenancy.step_down();
-                    return Parting::Release { hold, leads };
+                    return Parting::Release { hold, leadership };
                 }
-                let _leadership = self.leads_until_released(leads);
+                let _leadership = self.leads_until_released(leadership);
                 let reason = hold.lose(LostReason::LeaseExpired);
                 tenancy.declare_lost(&self.core, &self.name, reason);
                 self.clean_up_lost(seat, reason);
@@ -200,14 +200,13 @@ impl Site {
         }
     }
 
-    /// Returns the leadership of a thread that releases a hold, or `None` if the thread does not
-    /// lead. Every path hands the leadership on after the release is sent, so the next leader's
-    /// request runs after the release.
+    /// Returns a guard for a thread that releases a hold. The guard's drop hands the leadership on
+    /// after the release is sent, so the next leader's request runs after the release.
     pub(super) fn leads_until_released(
         self: &Arc<Self>,
-        leads: bool,
-    ) -> Option<LeadershipGuard<'_, Arc<Self>>> {
-        leads.then(|| LeadershipGuard::new(self, None))
+        leadership: Option<Leadership>,
+    ) -> LeadershipGuard<'_, Arc<Self>> {
+        LeadershipGuard::new(self, leadership, None)
     }
 
     pub(super) fn release_last(
@@ -447,9 +446,9 @@ impl Site {
 pub(super) enum Parting {
     /// No work is left: the hold was passed on, is still shared, or was lost.
     Over(Result<(), Error>),
-    /// The release is left to do. If the thread has the leadership (`leads`), it hands the
-    /// leadership on after the release.
-    Release { hold: Arc<Hold>, leads: bool },
+    /// The release is left to do. If the thread has the leadership, it hands the leadership on
+    /// after the release.
+    Release { hold: Arc<Hold>, leadership: Option<Leadership> },
 }
 
 impl Parting {
@@ -457,8 +456,8 @@ impl Parting {
     fn release(self, site: &Arc<Site>, how: Leaving) -> Result<(), Error> {
         match self {
             Self::Over(done) => done,
-            Self::Release { hold, leads } => {
-                let _leadership = site.leads_until_released(leads);
+            Self::Release { hold, leadership } => {
+                let _leadership = site.leads_until_released(leadership);
                 site.release_last(&hold, how)
             }
         }

@@ -21,7 +21,7 @@ use crate::scripts::lock::LockScripts;
 use crate::scripts::renewal::RenewalKind;
 use crate::scripts::{self, Chain, LockKeys, Mode, Trouble};
 use crate::snapshot::Held;
-use crate::waiting::{Lead, QueueSite};
+use crate::waiting::{Lead, Leadership, QueueSite};
 
 /// One name in one client. All handles of the name's re-entrant and fair locks share one site. The
 /// name's fenced lock has another site, and its read-write lock has two sites: one for readers, and
@@ -107,8 +107,8 @@ impl Site {
         error
     }
 
-    /// Begins the tenancy of a granted hold and sets its alarm. Returns `false` if the process no
-    /// longer has the hold.
+    /// Begins the tenancy of a granted hold, ends the leadership of its thread, and sets the hold's
+    /// alarm. Returns `false` if the process no longer has the hold. The thread then still leads.
     ///
     /// # Blocking
     ///
@@ -122,10 +122,11 @@ impl Site {
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
         terms: Terms,
+        leadership: &mut Option<Leadership>,
     ) -> Result<bool, Error> {
         let mut gone = None;
         loop {
-            match self.gate.admit(tenancy, terms, gone.as_ref()) {
+            match self.gate.admit(tenancy, terms, leadership, gone.as_ref()) {
                 Admission::Admitted(stale) => {
                     self.watch(tenancy);
                     if let Some(seat) = stale {
@@ -380,9 +381,9 @@ impl QueueSite for Arc<Site> {
 
     /// Gives the leadership to the next thread in the queue. If this thread needs the same mode, it
     /// also gets the entry. Otherwise the entry is given up.
-    fn transfer_leadership(&self, lead: Option<Lead<Option<QueueEntry>>>) {
-        if let Some(entry) = self.gate.transfer_leadership(lead).and_then(|lead| lead.request_state)
-        {
+    fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<Option<QueueEntry>>>) {
+        let left = self.gate.transfer_leadership(leadership, lead);
+        if let Some(entry) = left.and_then(|lead| lead.request_state) {
             self.leave_queue(entry);
         }
     }

@@ -81,8 +81,8 @@ impl Site {
             return Err(self.not_held_by_thread());
         };
         let done = match parting {
-            Parting::Release { hold, leads } => {
-                let _leadership = self.leads_until_released(leads);
+            Parting::Release { hold, leadership } => {
+                let _leadership = self.leads_until_released(leadership);
                 self.give(&hold, ticket, keep)
             }
             Parting::Over(done) => done,
@@ -169,7 +169,7 @@ impl Site {
     /// Begins the tenancy of an adopted hold.
     fn adopted(self: &Arc<Self>, hold: &Arc<Hold>, terms: Terms) -> Result<Arc<Tenancy>, Error> {
         let tenancy = Arc::new(Tenancy::new(Arc::clone(hold), Thread::placeholder()));
-        let error = match self.admit(&tenancy, terms) {
+        let error = match self.admit(&tenancy, terms, &mut None) {
             Ok(true) => return Ok(tenancy),
             Ok(false) => Error::lost(&self.name, &hold.why_gone()),
             Err(error) => error,

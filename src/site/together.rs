@@ -106,10 +106,10 @@ pub(crate) fn leave_all(
         left.push(site.step_out(tenancy, *which, Leaving::Awaited));
     }
     let (mut holds, mut leaderships) = (Vec::new(), Vec::new());
-    for (left, (site, ..)) in left.iter().zip(levels) {
-        if let Ok(Some((Parting::Release { hold, leads }, _))) = left {
+    for (left, (site, ..)) in left.iter_mut().zip(levels) {
+        if let Ok(Some((Parting::Release { hold, leadership }, _))) = left {
             holds.push((*site, Arc::clone(hold)));
-            leaderships.push(site.leads_until_released(*leads));
+            leaderships.push(site.leads_until_released(leadership.take()));
         }
     }
     let mut released = release_all(&holds).into_iter();

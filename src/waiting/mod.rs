@@ -37,7 +37,9 @@ use redlatch_client::{was_cut, was_cut_while_answering};
 pub(crate) use endurance::Endurance;
 pub(crate) use listening::{Listening, await_confirmation};
 use long_wait::LongWait;
-pub(crate) use queue::{Lead, LeadershipGuard, LocalWaiter, Queue, QueueSite, Signal, Wake};
+pub(crate) use queue::{
+    Lead, Leadership, LeadershipGuard, LocalWaiter, Queue, QueueSite, Signal, Wake,
+};
 use queue::{SignalOf, WaiterOf};
 
 use crate::error::{Error, ErrorKind};
@@ -77,8 +79,13 @@ pub(crate) trait Synchronizer {
         Ok(Some(grant))
     }
 
-    /// Returns the request state of a new leader that got no lead from an earlier leader.
-    fn request_state(&self, claim: &ClaimOf<'_, Self>) -> RequestStateOf<Self>;
+    /// Returns the request state of a new leader that got no lead from an earlier leader. The
+    /// request state may take the leadership over, and then hands it on.
+    fn request_state(
+        &self,
+        claim: &ClaimOf<'_, Self>,
+        leadership: &mut Option<Leadership>,
+    ) -> RequestStateOf<Self>;
 
     /// How the leader got a grant that it [collects](Self::collect).
     const COLLECTED: Way = Way::HandedOn;
@@ -107,7 +114,7 @@ pub(crate) trait Synchronizer {
     ) -> Result<Try<GrantOf<Self>>, Error>;
 
     /// Gives the leader's grant to its thread. Returns `None` if the process no longer has the
-    /// grant.
+    /// grant. May end the leadership.
     fn admit(
         &self,
         _leadership: &mut LeadershipGuard<'_, Self::Site>,
@@ -128,9 +135,9 @@ pub(crate) enum Enter<N, G, I> {
     /// Other threads of this process wait or hold the lock, and this thread does not wait.
     NotNow,
     Queued(Arc<LocalWaiter<N, G, I>>),
-    /// The thread leads. (The lead is boxed, because this enum is moved even if the thread gets an
-    /// immediate grant.)
-    Leads(Option<Box<Lead<I>>>),
+    /// The thread leads. Without a leadership, it asks only for itself. (The lead is boxed, because
+    /// this enum is moved even if the thread gets an immediate grant.)
+    Leads(Option<Leadership>, Option<Box<Lead<I>>>),
 }
 
 #[derive(Debug)]
@@ -291,7 +298,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             if !matches!(entered, Enter::Reentered(_)) {
                 self.start()?;
             }
-            let lead = match entered {
+            let (leadership, lead) = match entered {
                 Enter::Reentered(grant) => {
                     self.way = None;
                     return Ok(Some(grant));
@@ -301,16 +308,16 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     return Ok(Some(grant));
                 }
                 Enter::NotNow => return Ok(None),
-                Enter::Leads(lead) => {
+                Enter::Leads(leadership, lead) => {
                     self.is_promoted = false;
-                    lead
+                    (leadership, lead)
                 }
                 // The thread waits for a signal from the thread that holds the lock, or from the
                 // leader.
                 Enter::Queued(waiter) => match self.await_signal(&waiter)? {
-                    Some(Signal::Leadership(lead)) => {
+                    Some(Signal::Leadership(leadership, lead)) => {
                         self.is_promoted = true;
-                        lead
+                        (leadership, lead)
                     }
                     Some(Signal::Passed(grant)) => match synchronizer.take_passed(grant)? {
                         None => continue,
@@ -332,7 +339,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             // thread waits, the entry in Redis's queue is given up. Only `admit` may give up the
             // leadership earlier.
             let lead = lead.map(|lead| *lead);
-            return self.lead_until_granted(LeadershipGuard::new(synchronizer.site(), lead));
+            let site = synchronizer.site();
+            return self.lead_until_granted(LeadershipGuard::new(site, leadership, lead));
         }
     }
 
@@ -378,7 +386,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
     ) -> Result<Option<GrantOf<S>>, Error> {
         let Self { synchronizer, claim, .. } = *self;
         loop {
-            let lead = leadership.lead_or(|| synchronizer.request_state(claim));
+            let lead = leadership.lead_or(|it| synchronizer.request_state(claim, it));
             let granted = match self.await_grant(lead) {
                 Ok(granted) => granted,
                 Err(error) => {

@@ -36,7 +36,9 @@ impl QueueSite for Client<'_> {
         look(&mut self.queue.lock())
     }
 
-    fn transfer_leadership(&self, _: Option<Lead<()>>) {}
+    fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<()>>) {
+        self.promote(leadership, lead);
+    }
 }
 
 impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {
@@ -51,10 +53,10 @@ impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {
     }
 
     fn enter(&self, _: &Claim<'_, ()>) -> Result<EnterOf<Self>, Error> {
-        Ok(Enter::Leads(None))
+        Ok(Enter::Leads(None, None))
     }
 
-    fn request_state(&self, _: &Claim<'_, ()>) {}
+    fn request_state(&self, _: &Claim<'_, ()>, _: &mut Option<Leadership>) {}
 
     fn collect(&self, _: &mut Lead<()>, _: &Claim<'_, ()>) -> Option<()> {
         None

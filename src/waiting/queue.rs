@@ -15,12 +15,19 @@ use redlatch_client::was_cut;
 use super::listening::Listening;
 use crate::error::Error;
 
-/// The waiters in order, and whether a thread leads. `N` is a waiter's need, `G` is the type of a
-/// grant, and `I` is a leader's request state. The site's mutex guards the queue and all decisions
-/// about it.
+/// The right to send requests for a name. Each queue has one value of this type, so at most one
+/// thread leads.
+#[must_use = "if it is dropped, no thread can lead again"]
+#[derive(Debug)]
+pub(crate) struct Leadership(());
+
+/// The waiters in order, and the leadership. `N` is a waiter's need, `G` is the type of a grant,
+/// and `I` is a leader's request state. The site's mutex guards the queue and all decisions about
+/// it.
 #[derive(Debug)]
 pub(crate) struct Queue<N, G, I> {
-    led: bool,
+    /// `None` while a thread leads. The leader, or a signal to the next leader, then has the value.
+    leadership: Option<Leadership>,
     /// The time at which the server last answered a leader.
     last_answer: Option<Instant>,
     /// Whether the server answered the last leader that had enough time for a request.
@@ -60,8 +67,8 @@ pub(crate) enum Signal<G, I> {
     /// Another thread has passed its grant to the waiter.
     Passed(G),
     /// The waiter now leads, with the lead of the previous leader if that leader passed its lead
-    /// on.
-    Leadership(Option<Box<Lead<I>>>),
+    /// on. (Without a leadership, the waiter asks only for itself.)
+    Leadership(Option<Leadership>, Option<Box<Lead<I>>>),
     /// The leader's request failed.
     Failed(Error),
 }
@@ -87,28 +94,32 @@ impl Wake {
 
 impl<N, G, I> Queue<N, G, I> {
     pub(crate) fn new() -> Self {
-        Self { led: false, last_answer: None, answers: false, waiters: None }
+        let leadership = Some(Leadership(()));
+        Self { leadership, last_answer: None, answers: false, waiters: None }
     }
 
     pub(crate) fn is_busy(&self) -> bool {
-        self.led || self.first().is_some()
+        self.is_led() || self.first().is_some()
     }
 
     /// Takes the leadership if no other thread leads or waits.
-    pub(crate) fn try_lead(&mut self) -> bool {
-        let free = !self.is_busy();
-        self.led |= free;
-        free
+    pub(crate) fn try_lead(&mut self) -> Option<Leadership> {
+        if self.first().is_some() { None } else { self.lead_first() }
     }
 
-    /// Gives the caller the leadership even if threads wait, or takes the leadership away. The
-    /// caller has decided this under the queue's mutex.
-    pub(crate) fn set_led(&mut self, led: bool) {
-        self.led = led;
+    /// Takes the leadership if no other thread leads, even if threads wait.
+    pub(crate) fn lead_first(&mut self) -> Option<Leadership> {
+        self.leadership.take()
+    }
+
+    /// Ends a leadership, so that no thread leads. If threads wait, the caller knows that another
+    /// thread will promote the first of them.
+    pub(crate) fn resign(&mut self, leadership: Leadership) {
+        self.leadership = Some(leadership);
     }
 
     pub(crate) fn is_led(&self) -> bool {
-        self.led
+        self.leadership.is_none()
     }
 
     pub(crate) fn push(&mut self, thread: &Arc<Thread>, need: N) -> Arc<LocalWaiter<N, G, I>> {
@@ -183,13 +194,16 @@ impl<N, G, I> Queue<N, G, I> {
 
     /// Gives the leadership to the first waiter. If the queue is empty, ends the leadership and
     /// returns the lead.
-    pub(crate) fn promote(&mut self, lead: Option<Lead<I>>) -> (Wake, Option<Lead<I>>) {
-        let first = self.pop();
-        self.led = first.is_some();
-        match first {
-            Some(first) => (first.signal(Signal::Leadership(lead.map(Box::new))), None),
-            None => (Wake::NOBODY, lead),
-        }
+    pub(crate) fn promote(
+        &mut self,
+        leadership: Leadership,
+        lead: Option<Lead<I>>,
+    ) -> (Wake, Option<Lead<I>>) {
+        let Some(first) = self.pop() else {
+            self.resign(leadership);
+            return (Wake::NOBODY, lead);
+        };
+        (first.signal(Signal::Leadership(Some(leadership), lead.map(Box::new))), None)
     }
 
     /// Returns the first waiters in order, at most `most` of them, and leaves them in the queue.
@@ -294,11 +308,15 @@ pub(crate) trait QueueSite {
 
     /// Takes the leadership from a leader that is done, and [promotes](Self::promote) the next
     /// thread.
-    fn transfer_leadership(&self, lead: Option<Lead<Self::RequestState>>);
+    fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<Self::RequestState>>);
 
     /// Calls [`Queue::promote`], and wakes the new leader.
-    fn promote(&self, lead: Option<Lead<Self::RequestState>>) -> Option<Lead<Self::RequestState>> {
-        let (wake, left) = self.with_queue(|queue| queue.promote(lead));
+    fn promote(
+        &self,
+        leadership: Leadership,
+        lead: Option<Lead<Self::RequestState>>,
+    ) -> Option<Lead<Self::RequestState>> {
+        let (wake, left) = self.with_queue(|queue| queue.promote(leadership, lead));
         wake.now();
         left
     }
@@ -363,43 +381,42 @@ pub(super) type WaiterOf<Q> =
     LocalWaiter<<Q as QueueSite>::Need, <Q as QueueSite>::Grant, <Q as QueueSite>::RequestState>;
 pub(super) type SignalOf<Q> = Signal<<Q as QueueSite>::Grant, <Q as QueueSite>::RequestState>;
 
-/// The right to send requests for a name. The drop of this value hands the right on.
+/// A thread that sends requests, with its leadership and its lead. The drop of this value hands the
+/// leadership on.
 pub(crate) struct LeadershipGuard<'a, Q: QueueSite> {
     site: &'a Q,
+    /// `None` if the thread asks only for itself, or no longer leads.
+    pub(crate) leadership: Option<Leadership>,
     pub(crate) lead: Option<Lead<Q::RequestState>>,
-    is_laid_down: bool,
 }
 
 impl<'a, Q: QueueSite> LeadershipGuard<'a, Q> {
-    pub(crate) fn new(site: &'a Q, lead: Option<Lead<Q::RequestState>>) -> Self {
-        Self { site, lead, is_laid_down: false }
+    pub(crate) fn new(
+        site: &'a Q,
+        leadership: Option<Leadership>,
+        lead: Option<Lead<Q::RequestState>>,
+    ) -> Self {
+        Self { site, leadership, lead }
     }
 
     pub(crate) fn lead_or(
         &mut self,
-        request_state: impl FnOnce() -> Q::RequestState,
+        request_state: impl FnOnce(&mut Option<Leadership>) -> Q::RequestState,
     ) -> &mut Lead<Q::RequestState> {
-        self.lead.get_or_insert_with(|| Lead::new(request_state()))
+        let leadership = &mut self.leadership;
+        self.lead.get_or_insert_with(|| Lead::new(request_state(leadership)))
     }
 
-    /// Returns the lead, for a call that continues as the leader.
-    pub(crate) fn into_lead(mut self) -> Option<Lead<Q::RequestState>> {
-        self.is_laid_down = true;
-        self.lead.take()
-    }
-
-    /// Ends the leadership, so that no thread leads. The caller has decided this under the queue's
-    /// mutex.
-    pub(crate) fn resign(&mut self) {
-        self.lead = None;
-        self.is_laid_down = true;
+    /// Returns the leadership and the lead, for a call that continues as the leader.
+    pub(crate) fn into_parts(mut self) -> (Option<Leadership>, Option<Lead<Q::RequestState>>) {
+        (self.leadership.take(), self.lead.take())
     }
 }
 
 impl<Q: QueueSite> Drop for LeadershipGuard<'_, Q> {
     fn drop(&mut self) {
-        if !self.is_laid_down {
-            self.site.transfer_leadership(self.lead.take());
+        if let Some(leadership) = self.leadership.take() {
+            self.site.transfer_leadership(leadership, self.lead.take());
         }
     }
 }

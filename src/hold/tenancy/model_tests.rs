@@ -16,7 +16,6 @@ use crate::model::ModelServer;
 use crate::runtime::Core;
 use crate::scripts::Mode;
 use crate::site::{GateOutcome, Leaving, LockNeed, Site};
-use crate::waiting::LeadershipGuard;
 
 const LEASE: Duration = Duration::from_secs(30);
 const TERMS: Terms = Terms::watched(LEASE);
@@ -26,14 +25,12 @@ const NEED: LockNeed = LockNeed { mode: Mode::Lock, terms: TERMS };
 fn try_take(site: &Arc<Site>) -> Option<Arc<Tenancy>> {
     let thread = Thread::current();
     match site.gate.enter(&thread, NEED, false) {
-        GateOutcome::Leads => {
-            let mut leadership = LeadershipGuard::new(site, None);
+        GateOutcome::Leads(leadership) => {
             let owner = site.core.id.next_owner();
             let hold = Hold::new(owner, TERMS, Asked::now(site), false);
             let tenancy = Arc::new(Tenancy::new(Arc::new(hold), thread));
-            let is_admitted = site.admit(&tenancy, TERMS).unwrap();
+            let is_admitted = site.admit(&tenancy, TERMS, &mut Some(leadership)).unwrap();
             assert!(is_admitted, "nobody else leads");
-            leadership.resign();
             Some(tenancy)
         }
         GateOutcome::Occupied => None,

@@ -23,7 +23,7 @@ use crate::runtime::Core;
 use crate::scripts::fair::{FairAcquired, Followers, Others, over};
 use crate::scripts::{Replied, Trouble};
 use crate::site::{Leaving, QueueEntry, Site};
-use crate::waiting::{Lead, Listening, QueueSite, Try, slow_poll};
+use crate::waiting::{Lead, Leadership, Listening, QueueSite, Try, slow_poll};
 
 const SHORTEST_ASK: Duration = Duration::from_millis(20);
 
@@ -36,8 +36,8 @@ pub(crate) struct FairEntry {
     pub(super) entry: QueueEntry<Followers, Arc<QueuedThread>>,
     thread: Arc<Thread>,
     terms: Terms,
-    /// Whether the thread leads the newcomers.
-    leads: bool,
+    /// The leadership of the newcomers, if the thread leads them.
+    leadership: Option<Leadership>,
     /// Whether the server has answered "queued" to a request.
     was_queued: bool,
     /// Whether the entry has become a hold.
@@ -49,14 +49,14 @@ impl FairEntry {
         queue: &Arc<FairQueue>,
         thread: &Arc<Thread>,
         terms: Terms,
-        leads: bool,
+        leadership: Option<Leadership>,
     ) -> Self {
         Self {
             queue: Arc::clone(queue),
             entry: QueueEntry::new(&queue.site, terms),
             thread: Arc::clone(thread),
             terms,
-            leads,
+            leadership,
             was_queued: false,
             is_used: false,
         }
@@ -64,13 +64,18 @@ impl FairEntry {
 
     /// Returns how long the thread waits for other threads to join its request.
     pub(super) fn linger(&self) -> Duration {
-        if self.leads { self.queue.linger(&self.thread) } else { Duration::ZERO }
+        match self.leadership {
+            Some(_) => self.queue.linger(&self.thread),
+            None => Duration::ZERO,
+        }
     }
 
     /// Whether the inbox has a message or a passed hold. A thread that has not asked yet has no
     /// inbox: returns whether the thread leads, and no other thread can still join its request.
     pub(super) fn may_collect(&self) -> bool {
-        let Some(queued) = &self.entry.mailbox else { return self.leads && !self.queue.is_busy() };
+        let Some(queued) = &self.entry.mailbox else {
+            return self.leadership.is_some() && !self.queue.is_busy();
+        };
         let inbox = queued.recipient.inbox.lock();
         !inbox.messages.is_empty() || inbox.passed.is_some()
     }
@@ -98,7 +103,8 @@ impl FairEntry {
     pub(super) fn ask(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
         let (site, lease) = (&queue.site, self.terms.lease());
-        let mut companions = if self.leads { queue.companions() } else { Vec::new() };
+        let mut companions =
+            if self.leadership.is_some() { queue.companions() } else { Vec::new() };
         // The entries are in the list before the request is sent, because messages to their owners
         // may arrive before the reply.
         let (asked, version) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
@@ -120,7 +126,7 @@ impl FairEntry {
             Others::Company { owners: &owners, just_come }
         };
         let replied = queue.scripts().acquire(&site.route, &self.entry.owner, lease, others);
-        if std::mem::take(&mut self.leads) {
+        if let Some(leadership) = self.leadership.take() {
             let answered = companions.into_iter().enumerate().map(|(at, (newcomer, mut lead))| {
                 let reply = behind(&replied, at, lease);
                 if was_cut() {
@@ -138,7 +144,7 @@ impl FairEntry {
                     });
                 (newcomer, answer)
             });
-            queue.answer(answered.collect());
+            queue.answer(answered.collect(), leadership);
         }
         self.answered(listening, replied)
     }
@@ -341,8 +347,8 @@ impl Drop for FairEntry {
         if is_forked() {
             return;
         }
-        if self.leads {
-            let _none = self.queue.promote(None);
+        if let Some(leadership) = self.leadership.take() {
+            let _none = self.queue.promote(leadership, None);
         }
         if self.is_used {
             return;

@@ -33,7 +33,7 @@ use crate::runtime::Member;
 use crate::scripts::fair::{FairScripts, Followers, kept_alive};
 use crate::scripts::{FairKeys, Owner, Trouble};
 use crate::site::Site;
-use crate::waiting::{Lead, LocalWaiter, Queue, QueueSite, Signal, Wake};
+use crate::waiting::{Lead, Leadership, LocalWaiter, Queue, QueueSite, Signal, Wake};
 
 /// The maximum time for which the leader waits for other newcomers.
 const LINGER: Duration = Duration::from_millis(1);
@@ -123,7 +123,7 @@ impl FairQueue {
         self.site.gate.lingers_no_more();
         let newcomers = self.waiters.lock().newcomers.first_ones(MOST);
         let lead = |newcomer: Arc<Newcomer>| {
-            let entry = FairEntry::new(self, newcomer.thread(), *newcomer.need(), false);
+            let entry = FairEntry::new(self, newcomer.thread(), *newcomer.need(), None);
             (newcomer, Lead::new(entry))
         };
         newcomers.into_iter().map(lead).collect()
@@ -146,13 +146,17 @@ impl FairQueue {
     /// Delivers the answers to the leader's request. Each companion leads for itself from here on,
     /// or fails. The leadership goes to the next newcomer. If a companion has left in the meantime,
     /// its entry is given up.
-    pub(super) fn answer(&self, companions: Vec<(Arc<Newcomer>, QueueAnswer)>) {
+    pub(super) fn answer(
+        &self,
+        companions: Vec<(Arc<Newcomer>, QueueAnswer)>,
+        leadership: Leadership,
+    ) {
         // The signals in `gone` are dropped after the mutex is released.
         let (mut told, mut gone) = (Vec::new(), Vec::new());
         let mut waiters = self.waiters.lock();
         for (newcomer, answer) in companions {
             let signal = match answer {
-                Ok(lead) => Signal::Leadership(Some(Box::new(lead))),
+                Ok(lead) => Signal::Leadership(None, Some(Box::new(lead))),
                 Err(error) => Signal::Failed(error),
             };
             match waiters.newcomers.signal(&newcomer, signal) {
@@ -160,7 +164,7 @@ impl FairQueue {
                 Err(signal) => gone.push(signal),
             }
         }
-        let (next, _) = waiters.newcomers.promote(None);
+        let (next, _) = waiters.newcomers.promote(leadership, None);
         drop(waiters);
         next.now();
         told.into_iter().for_each(Wake::now);
@@ -224,13 +228,9 @@ impl QueueSite for Arc<FairQueue> {
         look(&mut self.waiters.lock().newcomers)
     }
 
-    /// Drops the lead, which removes the thread's entry from the queue. If the thread led the
-    /// newcomers, the drop of the entry also passes the leadership to the next newcomer. Without a
-    /// lead, this method itself passes the leadership on.
-    fn transfer_leadership(&self, lead: Option<Lead<FairEntry>>) {
-        if lead.is_none() {
-            let _none = self.promote(None);
-        }
+    /// Called only for a leader that has no entry yet. Later the entry has the leadership.
+    fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<FairEntry>>) {
+        self.promote(leadership, lead);
     }
 }
 

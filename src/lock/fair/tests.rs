@@ -31,8 +31,12 @@ fn claim<'a>(lock: &FairLock, thread: &'a Arc<Thread>) -> Claim<'a, Terms> {
 /// Returns the first thread, which leads the newcomers.
 fn first(lock: &FairLock) -> Leader<'_> {
     let thread = Thread::current();
-    assert!(matches!(lock.enter(&claim(lock, &thread)).unwrap(), Enter::Leads(None)));
-    LeadershipGuard::new(&lock.queue, None)
+    match lock.enter(&claim(lock, &thread)).unwrap() {
+        Enter::Leads(leadership @ Some(_), None) => {
+            LeadershipGuard::new(&lock.queue, leadership, None)
+        }
+        _ => panic!("nobody is before it"),
+    }
 }
 
 /// Returns `count` newcomers behind the first thread.
@@ -48,14 +52,16 @@ fn behind(lock: &FairLock, count: usize) -> Vec<Arc<Newcomer>> {
 fn ask(lock: &FairLock, leader: &mut Leader<'_>) -> Result<Try<Arc<Tenancy>>, Error> {
     let thread = Thread::current();
     let claim = claim(lock, &thread);
-    lock.ask(leader.lead_or(|| lock.request_state(&claim)), &claim)
+    lock.ask(leader.lead_or(|it| lock.request_state(&claim, it)), &claim)
 }
 
 /// Takes the leadership from a newcomer's signal. If another thread asked for the newcomer, the
 /// leadership comes with an entry.
 fn leads<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
     match newcomer.take_signal() {
-        Some(Signal::Leadership(lead)) => LeadershipGuard::new(&lock.queue, lead.map(|lead| *lead)),
+        Some(Signal::Leadership(leadership, lead)) => {
+            LeadershipGuard::new(&lock.queue, leadership, lead.map(|lead| *lead))
+        }
         other => panic!("{}", other.is_some()),
     }
 }
@@ -233,7 +239,7 @@ fn the_next_newcomer_leads_if_the_first_dies_while_it_asks() {
     let mut leader = first(&lock);
     let company = behind(&lock, 2);
     let thread = Thread::current();
-    leader.lead_or(|| lock.request_state(&claim(&lock, &thread)));
+    leader.lead_or(|it| lock.request_state(&claim(&lock, &thread), it));
     let died = catch_unwind(AssertUnwindSafe(|| {
         let _leader = leader;
         let _company = lock.queue.companions();
@@ -254,7 +260,7 @@ fn a_message_to_a_companion_before_its_first_look_is_not_forgotten() {
     let mut leader = first(&lock);
     let company = behind(&lock, 1);
     assert!(matches!(ask(&lock, &mut leader).unwrap(), Try::Busy(_)));
-    let Some(Signal::Leadership(Some(mut lead))) = company[0].take_signal() else { panic!() };
+    let Some(Signal::Leadership(_, Some(mut lead))) = company[0].take_signal() else { panic!() };
     let owner = lead.request_state.entry.owner.to_string();
     let (uuid, number) = owner.split_once(':').unwrap();
     let channel = format!("redisson_lock__channel:{{redlatch:{uuid}}}");

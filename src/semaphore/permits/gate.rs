@@ -18,7 +18,7 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 
 use super::turn::PermitTurn;
 use crate::hold::Terms;
-use crate::waiting::{Enter, Queue, Wake};
+use crate::waiting::{Enter, Leadership, Queue, Wake};
 
 /// The permits that one thread needs.
 #[derive(Clone, Copy, Debug)]
@@ -153,11 +153,11 @@ impl<L> PermitGate<L> {
     /// queues the thread if there is a leader.
     pub(crate) fn refused(&self, thread: &Arc<Thread>, need: PermitNeed) -> EnterPermits<L> {
         let mut state = self.state.lock();
-        if !state.queue.try_lead() {
+        let Some(leadership) = state.queue.try_lead() else {
             return Enter::Queued(state.queue.push(thread, need));
-        }
+        };
         state.leader = Some(PermitLeader::new(thread, need));
-        Enter::Leads(None)
+        Enter::Leads(Some(leadership), None)
     }
 
     /// Returns the needs for the leader's request: the leader's `own` need, then the needs of the
@@ -212,7 +212,7 @@ impl<L> PermitGate<L> {
 
     /// Ends the leadership, and makes the first thread in the queue the leader. Returns the permits
     /// that were passed to the old leader but not collected.
-    pub(crate) fn leader_leaves(&self) -> Option<Permits<L>> {
+    pub(crate) fn leader_leaves(&self, leadership: Leadership) -> Option<Permits<L>> {
         let mut state = self.state.lock();
         // The next thread is the leader even before it wakes up. So a thread that gives permits
         // back in the meantime can pass them to the new leader.
@@ -220,7 +220,7 @@ impl<L> PermitGate<L> {
             state.queue.first().map(|first| PermitLeader::new(first.thread(), *first.need()));
         let left = std::mem::replace(&mut state.leader, next);
         let left = left.and_then(|leader| leader.passed);
-        let (wake, _) = state.queue.promote(None);
+        let (wake, _) = state.queue.promote(leadership, None);
         drop(state);
         wake.now();
         left
@@ -331,7 +331,7 @@ mod tests {
 
     fn queued(gate: &Gate, needs: &[u32]) {
         let thread = Thread::current();
-        assert!(matches!(gate.refused(&thread, need(1)), Enter::Leads(_)));
+        assert!(matches!(gate.refused(&thread, need(1)), Enter::Leads(..)));
         for permits in needs {
             assert!(matches!(gate.refused(&thread, need(*permits)), Enter::Queued(_)));
         }

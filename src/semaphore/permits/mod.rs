@@ -23,7 +23,7 @@ use crate::observe::{Kind, Way};
 use crate::runtime::Core;
 use crate::scripts::Trouble;
 use crate::waiting::{
-    self, Claim, Enter, Lead, QueueSite, Synchronizer, Try, Wait, doze, slow_poll,
+    self, Claim, Enter, Lead, Leadership, QueueSite, Synchronizer, Try, Wait, doze, slow_poll,
 };
 
 pub(crate) use self::gate::{PermitGate, PermitNeed, Permits};
@@ -157,18 +157,22 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
             request_state.was_refused = true;
         }
         let entered = gate.refused(thread, *need);
-        if let Enter::Leads(_) = entered {
+        if let Enter::Leads(leadership, _) = entered {
             if request_state.pause.is_zero() {
                 request_state.pause = remaining_yield(&**self);
             }
-            return Ok(Enter::Leads(Some(Box::new(Lead::new(request_state)))));
+            return Ok(Enter::Leads(leadership, Some(Box::new(Lead::new(request_state)))));
         }
         Ok(entered)
     }
 
     const COLLECTED: Way = Way::Passed;
 
-    fn request_state(&self, _: &Claim<'_, PermitNeed>) -> PermitRequestState {
+    fn request_state(
+        &self,
+        _: &Claim<'_, PermitNeed>,
+        _: &mut Option<Leadership>,
+    ) -> PermitRequestState {
         PermitRequestState { pause: remaining_yield(&**self), ..PermitRequestState::default() }
     }
 
@@ -243,10 +247,10 @@ impl<S: PermitSource> QueueSite for Arc<S> {
         self.gate().with_queue(look)
     }
 
-    fn transfer_leadership(&self, _: Option<Lead<PermitRequestState>>) {
+    fn transfer_leadership(&self, leadership: Leadership, _: Option<Lead<PermitRequestState>>) {
         // A thread may have passed permits to the leader just when the leader got other permits or
         // gave up.
-        if let Some(left) = self.gate().leader_leaves() {
+        if let Some(left) = self.gate().leader_leaves(leadership) {
             self.give_back(left);
         }
     }

@@ -21,8 +21,8 @@ use crate::order::{Fate, GateWaiter};
 use crate::runtime::Core;
 use crate::scripts::Mode;
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, LeadershipGuard, QueueSite, Signal, Synchronizer, Try, Wait,
-    acquire,
+    Claim, Enter, EnterOf, Lead, Leadership, LeadershipGuard, QueueSite, Signal, Synchronizer, Try,
+    Wait, acquire,
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -92,9 +92,9 @@ impl QueueSite for Name {
         self.gate.with_queue(look)
     }
 
-    fn transfer_leadership(&self, lead: Option<Lead<Option<QueueEntry>>>) {
+    fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<Option<QueueEntry>>>) {
         self.leads_no_more();
-        self.promote(lead);
+        self.promote(leadership, lead);
     }
 
     fn give_up(
@@ -136,7 +136,7 @@ impl Synchronizer for Visitor<'_> {
             let (entered, ticket) = self.name.enter(claim.thread, claim.need.terms);
             self.ticket.set(ticket);
             return Ok(match entered {
-                GateOutcome::Leads => Enter::Leads(None),
+                GateOutcome::Leads(leadership) => Enter::Leads(Some(leadership), None),
                 GateOutcome::Queued(waiter) => Enter::Queued(waiter),
                 GateOutcome::Expired(hold) => {
                     self.name.lose(&hold);
@@ -161,7 +161,11 @@ impl Synchronizer for Visitor<'_> {
         Ok(None)
     }
 
-    fn request_state(&self, _: &Claim<'_, LockNeed>) -> Option<QueueEntry> {
+    fn request_state(
+        &self,
+        _: &Claim<'_, LockNeed>,
+        _: &mut Option<Leadership>,
+    ) -> Option<QueueEntry> {
         None
     }
 
@@ -206,10 +210,10 @@ impl Synchronizer for Visitor<'_> {
         claim: &Claim<'_, LockNeed>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         self.name.leads_no_more();
-        match self.name.gate.admit(&tenancy, claim.need.terms, None) {
+        let leadership = &mut leadership.leadership;
+        match self.name.gate.admit(&tenancy, claim.need.terms, leadership, None) {
             Admission::Admitted(stale) => {
                 assert!(stale.is_none(), "one had the seat while another led");
-                leadership.resign();
                 Ok(Some(tenancy))
             }
             Admission::OtherHold(_) => panic!("one had the seat while another led"),
@@ -360,9 +364,9 @@ impl Name {
                     assert!(!tenancy.is_held());
                     self.withdraw(&waiter);
                 }
-                GateOutcome::Leads => {
+                GateOutcome::Leads(leadership) => {
                     assert!(!tenancy.is_held());
-                    drop(LeadershipGuard::new(self, None));
+                    drop(LeadershipGuard::new(self, Some(leadership), None));
                 }
                 GateOutcome::Expired(lost) => self.lose(&lost),
                 other => panic!("{other:?}, of a holder"),
@@ -385,8 +389,8 @@ impl Name {
             Some(Signal::Passed(tenancy)) => {
                 self.leave(&tenancy, waiter.need().terms);
             }
-            Some(Signal::Leadership(lead)) => {
-                drop(LeadershipGuard::new(self, lead.map(|lead| *lead)))
+            Some(Signal::Leadership(leadership, lead)) => {
+                drop(LeadershipGuard::new(self, leadership, lead.map(|lead| *lead)))
             }
             Some(Signal::Failed(_)) | None => {}
         }
@@ -414,8 +418,9 @@ impl Name {
                 true
             }
             LeaveOutcome::OthersStay => unreachable!("nobody shares it"),
-            LeaveOutcome::Left(seat, Fate::Release { .. }) => {
-                let _leadership = LeadershipGuard::new(self, None);
+            LeaveOutcome::Left(seat, Fate::Release { leadership }) => {
+                assert!(leadership.is_some(), "another leads while one holds");
+                let _leadership = LeadershipGuard::new(self, leadership, None);
                 self.leads(&Thread::current());
                 self.seen.released.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));

@@ -20,7 +20,7 @@ fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     let owner = ClientId::random().unwrap().next_owner();
     let hold = Hold::new(owner, NEED.terms, asked, false);
     let first = Arc::new(Tenancy::new(Arc::new(hold), one));
-    assert!(matches!(gate.admit(&first, NEED.terms, None), Admission::Admitted(None)));
+    assert!(matches!(gate.admit(&first, NEED.terms, &mut None, None), Admission::Admitted(None)));
     let reads = LockNeed { mode: Mode::Read, ..NEED };
     let GateOutcome::Joined(second) = gate.enter(&two, reads, false) else { panic!("not let in") };
     assert!(matches!(gate.leave(&first, None).0, LeaveOutcome::OthersStay));
@@ -38,7 +38,7 @@ fn a_thread_that_comes_back_to_a_lost_hold_takes_no_other_threads_seat() {
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
         Arc::new(Tenancy::new(Arc::new(hold), thread))
     });
-    let admit = |tenancy| gate.admit(tenancy, Terms::watched(LEASE), None);
+    let admit = |tenancy| gate.admit(tenancy, Terms::watched(LEASE), &mut None, None);
     assert!(matches!(admit(&first), Admission::Admitted(None)));
     let LeaveOutcome::Left(mut left, _) = gate.leave_to_wait(&first).0 else { panic!("not left") };
     assert!(matches!(admit(&again), Admission::Admitted(None)));

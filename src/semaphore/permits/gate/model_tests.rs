@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind};
 use crate::model::ModelServer;
 use crate::observe::{Kind, Way};
 use crate::runtime::Core;
-use crate::waiting::{Claim, Lead, QueueSite, Synchronizer, Try, Wait, acquire};
+use crate::waiting::{Claim, Lead, Leadership, QueueSite, Synchronizer, Try, Wait, acquire};
 
 const PERMITS: u32 = 4;
 const TURN_IS_OVER: u64 = 1_000_000_000;
@@ -66,8 +66,8 @@ impl QueueSite for Pool {
         self.gate.with_queue(look)
     }
 
-    fn transfer_leadership(&self, _: Option<Lead<PermitRequestState>>) {
-        if let Some(left) = self.gate.leader_leaves() {
+    fn transfer_leadership(&self, leadership: Leadership, _: Option<Lead<PermitRequestState>>) {
+        if let Some(left) = self.gate.leader_leaves(leadership) {
             self.give_back(left.number);
         }
         let thread = Thread::current();
@@ -96,7 +96,11 @@ impl Synchronizer for Pool {
         Ok(self.gate.refused(claim.thread, claim.need))
     }
 
-    fn request_state(&self, claim: &Claim<'_, PermitNeed>) -> PermitRequestState {
+    fn request_state(
+        &self,
+        claim: &Claim<'_, PermitNeed>,
+        _: &mut Option<Leadership>,
+    ) -> PermitRequestState {
         // The leader listens before it asks, so that it misses no release.
         self.listeners.lock().push(Arc::clone(claim.thread));
         PermitRequestState::default()
