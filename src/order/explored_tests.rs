@@ -282,17 +282,18 @@ impl World {
     fn leaves(&mut self, thread: usize, mode: Mode) {
         let tenancy = self.has(mode)[thread].take().unwrap();
         let hold = Arc::clone(&tenancy.hold());
-        match self.state.leave(mode, &tenancy, None, self.now) {
-            LeaveOutcome::Left(_, Fate::Passed { next, second }) => {
+        let (left, wakes) = self.state.leave(mode, &tenancy, None, self.now);
+        match left {
+            LeaveOutcome::Passed(_) => {
                 assert_eq!(hold.asked.at, self.now, "after the turn");
                 let passes_leader = hold.line.is_none() && self.state.queue.is_led();
                 assert!(!passes_leader, "past a leader");
-                [next, second].into_iter().for_each(Wake::now);
+                wakes.into_iter().for_each(Wake::now);
             }
-            LeaveOutcome::Left(_, Fate::Release { leadership: Some(leadership) }) => {
+            LeaveOutcome::Release(_, Some(leadership)) => {
                 self.at[thread] = At::Releases(hold, leadership);
             }
-            LeaveOutcome::Left(_, Fate::Release { leadership: None }) => self.forget(&hold),
+            LeaveOutcome::Release(_, None) => self.forget(&hold),
             LeaveOutcome::OthersStay => assert!(self.reads.iter().any(Option::is_some)),
             other => panic!("{other:?}"),
         }

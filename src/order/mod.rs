@@ -77,9 +77,11 @@ mod tests;
 use line::Standing;
 #[cfg(test)]
 pub(crate) use outcome::GateWaiter;
-pub(crate) use outcome::{Admission, Fate, GateOutcome, GateQueue, LeaveOutcome, LockNeed};
+pub(crate) use outcome::{Admission, GateOutcome, GateQueue, LeaveOutcome, LockNeed};
 use side::Joining;
 pub(crate) use side::Side;
+
+const NOBODY: [Wake; 2] = [Wake::NOBODY, Wake::NOBODY];
 
 /// The seats, the leadership and the queue of one name in this process.
 #[derive(Debug)]
@@ -309,7 +311,9 @@ impl<I> Order<I> {
         Admission::Admitted(stale)
     }
 
-    /// Ends the level `which` of `tenancy`, or the last level if `which` is `None`.
+    /// Ends the level `which` of `tenancy`, or the last level if `which` is `None`. The second
+    /// result has the thread that gets the hold, and the thread that should be awake for the next
+    /// pass.
     #[inline]
     pub(crate) fn leave(
         &mut self,
@@ -317,15 +321,15 @@ impl<I> Order<I> {
         tenancy: &Arc<Tenancy>,
         which: Option<HoldLevel>,
         now: u64,
-    ) -> LeaveOutcome {
+    ) -> (LeaveOutcome, [Wake; 2]) {
         match self.side(mode).seat.as_mut().and_then(|seat| seat.end_level(tenancy, which)) {
-            Some(LevelEnd::StillHeld) => LeaveOutcome::StillHeld,
+            Some(LevelEnd::StillHeld) => (LeaveOutcome::StillHeld, NOBODY),
             Some(LevelEnd::OthersStay) => {
                 // This thread steps down under the mutex, before the other tenants can leave. When
                 // the last tenant has left, nobody has the lock, and this tenancy's guard must not
                 // report "held".
                 tenancy.step_down();
-                LeaveOutcome::OthersStay
+                (LeaveOutcome::OthersStay, NOBODY)
             }
             None => self.leave_seat(mode, tenancy, now),
         }
@@ -338,13 +342,13 @@ impl<I> Order<I> {
         mode: Mode,
         tenancy: &Arc<Tenancy>,
         now: u64,
-    ) -> LeaveOutcome {
+    ) -> (LeaveOutcome, [Wake; 2]) {
         let Some(seat) = self.side(mode).seat.take_if(|seat| seat.is(tenancy)) else {
-            return LeaveOutcome::NotThere;
+            return (LeaveOutcome::NotThere, NOBODY);
         };
         let hold = tenancy.hold();
-        if let Some(passed) = self.pass(&seat, &hold, now) {
-            return LeaveOutcome::Left(seat, passed);
+        if let Some(wakes) = self.pass(&seat, &hold, now) {
+            return (LeaveOutcome::Passed(seat), wakes);
         }
         if hold.line.is_some() {
             self.standing.get_or_insert_default().releasing += 1;
@@ -355,17 +359,17 @@ impl<I> Order<I> {
         // already leads, and the writer's request may come before the release.)
         self.side(mode).cohort.released(now, hold.details.chain);
         let leadership = if mode == Mode::Read { None } else { self.queue.lead_first() };
-        LeaveOutcome::Left(seat, Fate::Release { leadership })
+        (LeaveOutcome::Release(seat, leadership), NOBODY)
     }
 
     /// Passes the hold of `left`, a seat that a thread has just left, to the next thread, if the
-    /// next thread may have the hold now. The caller wakes the next thread after it has released
-    /// the mutex.
+    /// next thread may have the hold now. The caller wakes the returned threads after it has
+    /// released the mutex.
     ///
     /// The re-entrant and the fair handles of a name share one seat. A fair handle's hold goes to
     /// the next thread of its line (`Hold::line`). Any other hold goes to the first thread in the
     /// queue.
-    fn pass(&mut self, left: &Seat, hold: &Arc<Hold>, now: u64) -> Option<Fate> {
+    fn pass(&mut self, left: &Seat, hold: &Arc<Hold>, now: u64) -> Option<[Wake; 2]> {
         let next = |thread: &Arc<Thread>| {
             // The leaving thread steps down before the next thread can see the pass, because other
             // threads may ask the guard of the leaving thread whether the lock is held.
@@ -376,17 +380,17 @@ impl<I> Order<I> {
             let queued = self.standing.as_mut()?.next(hold, now)?;
             let next = next(&queued.thread);
             self.alone.seat = Some(left.passed_to(&next, queued.terms));
-            return Some(Fate::Passed { next: queued.pass(next), second: Wake::NOBODY });
+            return Some([queued.pass(next), Wake::NOBODY]);
         }
         if !self.may_pass(hold, now) {
             return None;
         }
-        let passed = self.queue.pass_first(|first| {
+        let next = self.queue.pass_first(|first| {
             let next = next(first.thread());
             self.alone.seat = Some(left.passed_to(&next, first.need().terms));
             next
         })?;
-        Some(Fate::Passed { next: passed, second: self.queue.call_first() })
+        Some([next, self.queue.call_first()])
     }
 
     /// Whether the thread that has just left its seat may pass the hold to the first thread in the

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::hold::{Hold, Seat, Tenancy, Terms};
 use crate::scripts::Mode;
-use crate::waiting::{Leadership, LocalWaiter, Queue, Wake};
+use crate::waiting::{Leadership, LocalWaiter, Queue};
 
 /// A thread's need: the mode, and the terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,7 @@ pub(crate) enum Admission {
     NotHeld,
 }
 
+/// What a thread has left, and what it must do next.
 #[derive(Debug)]
 pub(crate) enum LeaveOutcome {
     /// The tenancy is not in the seat, because it was lost or released before.
@@ -59,19 +60,10 @@ pub(crate) enum LeaveOutcome {
     StillHeld,
     /// The tenancy has ended, and other tenancies still share the hold.
     OthersStay,
-    /// The last tenancy has left the seat.
-    Left(Seat, Fate),
-}
-
-/// The fate of a hold whose last tenancy has left the seat.
-#[derive(Debug)]
-pub(crate) enum Fate {
-    /// The next thread has the hold, so the caller sends no release. The caller wakes `next`, and
-    /// then `second`, which should be awake for the next pass.
-    Passed { next: Wake, second: Wake },
-    Release {
-        /// The leadership, which the thread hands on after the release. `None` if another thread
-        /// already leads, or if the thread has left the readers' seat.
-        leadership: Option<Leadership>,
-    },
+    /// The last tenancy has left this seat, and the next thread has the hold.
+    Passed(Seat),
+    /// The last tenancy has left this seat. The thread must release the hold, and then hand the
+    /// leadership on. The leadership is `None` if another thread leads, or if the thread has left
+    /// the readers' seat.
+    Release(Seat, Option<Leadership>),
 }

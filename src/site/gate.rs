@@ -84,10 +84,7 @@ impl Gate {
         tenancy: &Arc<Tenancy>,
         which: Option<HoldLevel>,
     ) -> (LeaveOutcome, bool) {
-        self.at(|state, now| {
-            let was_held = tenancy.is_held_at(now);
-            (state.leave(self.mode, tenancy, which, now), was_held)
-        })
+        self.step_out(tenancy, |state, now| state.leave(self.mode, tenancy, which, now))
     }
 
     /// Does the same as [`leave`](Self::leave). If the hold is still held, this call also
@@ -101,16 +98,15 @@ impl Gate {
         which: Option<HoldLevel>,
         until: u64,
     ) -> (LeaveOutcome, bool) {
-        self.at(|state, now| {
-            let was_held = tenancy.is_held_at(now);
+        self.step_out(tenancy, |state, now| {
             let seat = state.side(self.mode).seat.as_mut();
-            if was_held && seat.is_some_and(|seat| seat.has(tenancy)) {
+            if tenancy.is_held_at(now) && seat.is_some_and(|seat| seat.has(tenancy)) {
                 tenancy.hold().keep_until(until);
                 if self.mode != Mode::Read {
                     state.kept_until = state.kept_until.max(until);
                 }
             }
-            (state.leave(self.mode, tenancy, which, now), was_held)
+            state.leave(self.mode, tenancy, which, now)
         })
     }
 
@@ -123,10 +119,18 @@ impl Gate {
     /// Does the same as [`leave`](Self::leave), but ends all levels at once. The returned seat
     /// still has these levels.
     pub(crate) fn leave_to_wait(&self, tenancy: &Arc<Tenancy>) -> (LeaveOutcome, bool) {
-        self.at(|state, now| {
-            let was_held = tenancy.is_held_at(now);
-            (state.leave_seat(self.mode, tenancy, now), was_held)
-        })
+        self.step_out(tenancy, |state, now| state.leave_seat(self.mode, tenancy, now))
+    }
+
+    fn step_out(
+        &self,
+        tenancy: &Arc<Tenancy>,
+        leave: impl FnOnce(&mut Order<RequestState>, u64) -> (LeaveOutcome, [Wake; 2]),
+    ) -> (LeaveOutcome, bool) {
+        let (was_held, (left, wakes)) =
+            self.at(|state, now| (tenancy.is_held_at(now), leave(state, now)));
+        wakes.into_iter().for_each(Wake::now);
+        (left, was_held)
     }
 
     /// Gives a thread its first tenancy and its levels back after a wait on a condition. `left` is

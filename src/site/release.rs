@@ -14,10 +14,10 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, HoldLevel, HoldState, Leaseholder, Seat, Tenancy};
 use crate::lease::Cleanup;
 use crate::name::Name;
-use crate::order::{Fate, LeaveOutcome};
+use crate::order::LeaveOutcome;
 use crate::scripts::lock::Released;
 use crate::scripts::{self, Chain, Mode, Owner, Trouble};
-use crate::waiting::{Leadership, LeadershipGuard};
+use crate::waiting::LeadershipGuard;
 
 impl Site {
     /// Ends one level of a tenancy. The end of the last level releases the hold or passes it on.
@@ -31,22 +31,24 @@ impl Site {
         which: Option<HoldLevel>,
         how: Leaving,
     ) -> Result<(), Error> {
-        let Some((parting, seat)) = self.step_out(tenancy, which, how)? else { return Ok(()) };
-        let done = parting.release(self, how);
-        drop(seat);
-        self.tell_end(tenancy, done)
+        let left = self.step_out(tenancy, which, how)?;
+        if let LeaveOutcome::StillHeld = left {
+            return Ok(());
+        }
+        let done = self.finish_leaving(left, |hold| self.release_last(hold, how));
+        self.tell_end(tenancy, done.map(drop))
     }
 
-    /// Ends one level of a tenancy in this process. Returns the remaining work, and the seat that
-    /// the tenancy has left. The caller does the work, and then drops the seat. Returns `None` if
-    /// the tenancy has other levels. (Inlined, because most calls only end a re-entry.)
+    /// Ends one level of a tenancy in this process. The caller then
+    /// [finishes](Self::finish_leaving) what is left to do. Returns an error if the tenancy's hold
+    /// was lost or released before. (Inlined, because most calls only end a re-entry.)
     #[inline(always)]
     pub(super) fn step_out(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
         which: Option<HoldLevel>,
         how: Leaving,
-    ) -> Result<Option<(Parting, Option<Seat>)>, Error> {
+    ) -> Result<LeaveOutcome, Error> {
         Error::if_forked(&self.name)?;
         // The hold may now end earlier, if the leaving tenant wanted it for longer than the other
         // tenants.
@@ -59,35 +61,70 @@ impl Site {
             self.arm();
         }
         match left {
-            (LeaveOutcome::StillHeld, true) => Ok(None),
-            (left, was_held) => self.part(tenancy, left, was_held).map(Some),
+            (LeaveOutcome::StillHeld, true) => Ok(LeaveOutcome::StillHeld),
+            (left, was_held) => self.check_left(tenancy, left, was_held),
         }
     }
 
-    /// Ends a tenancy that has left its last level, or whose hold was lost before.
-    fn part(
+    /// Returns `left`, or an error if the tenancy's hold was lost before. In that case, also cleans
+    /// up after the hold.
+    fn check_left(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
         left: LeaveOutcome,
         was_held: bool,
-    ) -> Result<(Parting, Option<Seat>), Error> {
-        Ok(match left {
+    ) -> Result<LeaveOutcome, Error> {
+        let reason = match left {
             LeaveOutcome::NotThere => return Err(self.not_held(tenancy)),
-            LeaveOutcome::StillHeld => {
-                return Err(self.lost_error(tenancy, LostReason::LeaseExpired));
+            LeaveOutcome::Passed(_) => {
+                // The hold keeps its alarm, unless the new tenancy needs an earlier alarm.
+                self.arm();
+                return Ok(left);
             }
-            LeaveOutcome::OthersStay if was_held => (Parting::Over(Ok(())), None),
+            LeaveOutcome::Release(..) if was_held => {
+                tenancy.step_down();
+                return Ok(left);
+            }
+            _ if was_held => return Ok(left),
+            LeaveOutcome::StillHeld => LostReason::LeaseExpired,
             LeaveOutcome::OthersStay => {
                 // The lease has ended, so all tenants of the hold have lost it.
                 let reason = tenancy.hold().lost().unwrap_or(LostReason::LeaseExpired);
                 tenancy.declare_lost(&self.core, &self.name, reason);
                 self.lose_hold(&tenancy.hold(), reason);
-                (Parting::Over(Err(self.lost_error(tenancy, reason))), None)
+                reason
             }
-            LeaveOutcome::Left(seat, fate) => {
-                (self.pass_or_release(&seat, fate, was_held), Some(seat))
+            LeaveOutcome::Release(seat, leadership) => {
+                let _leadership = LeadershipGuard::new(self, leadership, None);
+                let reason = tenancy.hold().lose(LostReason::LeaseExpired);
+                tenancy.declare_lost(&self.core, &self.name, reason);
+                self.clean_up_lost(&seat, reason);
+                if tenancy.hold().line.is_some() {
+                    self.gate.gave_back();
+                }
+                reason
             }
-        })
+        };
+        Err(self.lost_error(tenancy, reason))
+    }
+
+    /// Releases the hold of the seat that the thread has left, unless other threads have the hold.
+    /// Then hands the leadership on, so that the next leader's request runs after the release.
+    /// Returns the seat.
+    pub(super) fn finish_leaving(
+        self: &Arc<Self>,
+        left: LeaveOutcome,
+        release: impl FnOnce(&Arc<Hold>) -> Result<(), Error>,
+    ) -> Result<Option<Seat>, Error> {
+        match left {
+            LeaveOutcome::NotThere | LeaveOutcome::StillHeld | LeaveOutcome::OthersStay => Ok(None),
+            LeaveOutcome::Passed(seat) => Ok(Some(seat)),
+            LeaveOutcome::Release(seat, leadership) => {
+                let _leadership = LeadershipGuard::new(self, leadership, None);
+                release(&seat.tenancy.hold())?;
+                Ok(Some(seat))
+            }
+        }
     }
 
     /// Reports the end of a tenancy to its callbacks and the observer. Returns `done`.
@@ -114,19 +151,16 @@ impl Site {
     /// Ends all levels of a tenancy whose thread is about to wait on a condition. The thread may
     /// [come back](Self::come_back). Returns an error if the hold was lost before.
     pub(crate) fn leave_to_wait(self: &Arc<Self>, tenancy: &Arc<Tenancy>) -> Result<Seat, Error> {
-        match self.gate.leave_to_wait(tenancy) {
-            (LeaveOutcome::Left(mut seat, fate), was_held) => {
-                // The thread does not wait for the release. If the release fails, the client logs
-                // the error and tries again in the background. Until a retry succeeds, other
-                // threads wait for the lock, and no thread can notify.
-                let parting = self.pass_or_release(&seat, fate, was_held);
-                parting.release(self, Leaving::Posted)?;
-                drop(seat.pinned.as_mut().and_then(|pinned| pinned.until_left.take()));
-                tenancy.tell_released(&self.core, &self.name);
-                Ok(seat)
-            }
-            _ => Err(self.not_held(tenancy)),
-        }
+        let (left, was_held) = self.gate.leave_to_wait(tenancy);
+        let left = self.check_left(tenancy, left, was_held)?;
+        // The thread does not wait for the release. If the release fails, the client logs the error
+        // and tries again in the background. Until a retry succeeds, other threads wait for the
+        // lock, and no thread can notify.
+        let left = self.finish_leaving(left, |hold| self.release_last(hold, Leaving::Posted))?;
+        let Some(mut seat) = left else { return Err(self.not_held(tenancy)) };
+        drop(seat.pinned.as_mut().and_then(|pinned| pinned.until_left.take()));
+        tenancy.tell_released(&self.core, &self.name);
+        Ok(seat)
     }
 
     /// Gives a thread its first tenancy back after a wait on a condition. `left` is the seat that
@@ -169,44 +203,6 @@ impl Site {
         if tenancy.has_wanted_callbacks() {
             self.attend();
         }
-    }
-
-    /// Passes the hold on after its last tenancy has left the seat. If the hold cannot be passed
-    /// on, returns the release that is left to do.
-    fn pass_or_release(self: &Arc<Self>, seat: &Seat, fate: Fate, was_held: bool) -> Parting {
-        match fate {
-            Fate::Passed { next, second } => {
-                next.now();
-                second.now();
-                // The hold keeps its alarm, unless the new tenancy needs an earlier alarm.
-                self.arm();
-                Parting::Over(Ok(()))
-            }
-            Fate::Release { leadership } => {
-                let (tenancy, hold) = (&seat.tenancy, seat.tenancy.hold().into_owned());
-                if was_held {
-                    tenancy.step_down();
-                    return Parting::Release { hold, leadership };
-                }
-                let _leadership = self.leads_until_released(leadership);
-                let reason = hold.lose(LostReason::LeaseExpired);
-                tenancy.declare_lost(&self.core, &self.name, reason);
-                self.clean_up_lost(seat, reason);
-                if hold.line.is_some() {
-                    self.gate.gave_back();
-                }
-                Parting::Over(Err(self.lost_error(tenancy, reason)))
-            }
-        }
-    }
-
-    /// Returns a guard for a thread that releases a hold. The guard's drop hands the leadership on
-    /// after the release is sent, so the next leader's request runs after the release.
-    pub(super) fn leads_until_released(
-        self: &Arc<Self>,
-        leadership: Option<Leadership>,
-    ) -> LeadershipGuard<'_, Arc<Self>> {
-        LeadershipGuard::new(self, leadership, None)
     }
 
     pub(super) fn release_last(
@@ -439,27 +435,5 @@ impl Site {
             self.core.watchdog.clean_up(cleanup(&self.name, command, lease));
         }
         unacknowledged.of(&self.name).unacknowledged(is_free)
-    }
-}
-
-/// The remaining work of a thread that has left a level.
-pub(super) enum Parting {
-    /// No work is left: the hold was passed on, is still shared, or was lost.
-    Over(Result<(), Error>),
-    /// The release is left to do. If the thread has the leadership, it hands the leadership on
-    /// after the release.
-    Release { hold: Arc<Hold>, leadership: Option<Leadership> },
-}
-
-impl Parting {
-    /// Sends the release, if one is left to do.
-    fn release(self, site: &Arc<Site>, how: Leaving) -> Result<(), Error> {
-        match self {
-            Self::Over(done) => done,
-            Self::Release { hold, leadership } => {
-                let _leadership = site.leads_until_released(leadership);
-                site.release_last(&hold, how)
-            }
-        }
     }
 }

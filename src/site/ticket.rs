@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use redlatch_client::sync::Thread;
 
-use super::release::Parting;
 use super::site::{Leaving, Site};
 use crate::ask::Asked;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{GrantDetails, Hold, Live, Tenancy, Terms};
+use crate::order::LeaveOutcome;
 use crate::scripts::lock::{Acquired, Released};
 use crate::scripts::{Mode, Owner, Replied, Trouble};
 
@@ -77,18 +77,12 @@ impl Site {
     ) -> Result<(), Error> {
         // The tenancy leaves before the request is sent. Otherwise a later renewal would not find
         // the owner, and would report the lock as lost.
-        let Some((parting, seat)) = self.step_out(tenancy, None, Leaving::Awaited)? else {
+        let left = self.step_out(tenancy, None, Leaving::Awaited)?;
+        if let LeaveOutcome::StillHeld = left {
             return Err(self.not_held_by_thread());
-        };
-        let done = match parting {
-            Parting::Release { hold, leadership } => {
-                let _leadership = self.leads_until_released(leadership);
-                self.give(&hold, ticket, keep)
-            }
-            Parting::Over(done) => done,
-        };
-        drop(seat);
-        self.tell_end(tenancy, done)
+        }
+        let done = self.finish_leaving(left, |hold| self.give(hold, ticket, keep));
+        self.tell_end(tenancy, done.map(drop))
     }
 
     fn give(

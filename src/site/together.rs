@@ -5,18 +5,17 @@ use std::sync::Arc;
 use redlatch_client::sync::clock;
 
 use super::queue_entry::QueueEntry;
-use super::release::Parting;
 use super::site::{Leaving, Site};
 use crate::ask::{Asked, EntryReply};
 use crate::error::Error;
 use crate::hold::{GrantDetails, Hold, HoldLevel, Tenancy};
-use crate::order::LockNeed;
+use crate::order::{LeaveOutcome, LockNeed};
 use crate::scripts::lock::Acquired;
 use crate::scripts::multi::{self, AllAcquired};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
 use crate::scripts::{Replied, Trouble};
-use crate::waiting::{Claim, Try};
+use crate::waiting::{Claim, LeadershipGuard, Try};
 
 /// The maximum number of locks in one request. While the request runs, the server cannot serve
 /// other clients.
@@ -107,23 +106,21 @@ pub(crate) fn leave_all(
     }
     let (mut holds, mut leaderships) = (Vec::new(), Vec::new());
     for (left, (site, ..)) in left.iter_mut().zip(levels) {
-        if let Ok(Some((Parting::Release { hold, leadership }, _))) = left {
-            holds.push((*site, Arc::clone(hold)));
-            leaderships.push(site.leads_until_released(leadership.take()));
+        if let Ok(LeaveOutcome::Release(seat, leadership)) = left {
+            holds.push((*site, seat.tenancy.hold().into_owned()));
+            leaderships.push(LeadershipGuard::new(*site, leadership.take(), None));
         }
     }
     let mut released = release_all(&holds).into_iter();
     let mut ended = Vec::with_capacity(levels.len());
     for (left, (site, ..)) in left.into_iter().zip(levels) {
-        ended.push(left.map(|parted| {
-            let (parting, _seat) = parted?;
-            Some(match parting {
-                Parting::Over(done) => done,
-                Parting::Release { hold, .. } => {
-                    let done = released.next().flatten();
-                    done.unwrap_or_else(|| site.release_last(&hold, Leaving::Awaited))
-                }
-            })
+        ended.push(left.map(|left| {
+            let is_over = !matches!(left, LeaveOutcome::StillHeld);
+            let done = site.finish_leaving(left, |hold| {
+                let done = released.next().flatten();
+                done.unwrap_or_else(|| site.release_last(hold, Leaving::Awaited))
+            });
+            is_over.then(|| done.map(drop))
         }));
     }
     // This thread gives up all leaderships before the first callback runs, because a callback may

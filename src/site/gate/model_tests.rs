@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, Tenancy, Terms};
 use crate::model::ModelServer;
 use crate::observe::Kind;
-use crate::order::{Fate, GateWaiter};
+use crate::order::GateWaiter;
 use crate::runtime::Core;
 use crate::scripts::Mode;
 use crate::waiting::{
@@ -405,10 +405,9 @@ impl Name {
             }
         }
         match self.gate.leave(tenancy, Some(terms.into())).0 {
-            LeaveOutcome::Left(seat, Fate::Passed { next: wake, .. }) => {
+            LeaveOutcome::Passed(seat) => {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
-                wake.now();
                 // A waiter that was woken, perhaps without a reason, may read the seat at this
                 // moment.
                 if chance(0.3) {
@@ -418,7 +417,7 @@ impl Name {
                 true
             }
             LeaveOutcome::OthersStay => unreachable!("nobody shares it"),
-            LeaveOutcome::Left(seat, Fate::Release { leadership }) => {
+            LeaveOutcome::Release(seat, leadership) => {
                 assert!(leadership.is_some(), "another leads while one holds");
                 let _leadership = LeadershipGuard::new(self, leadership, None);
                 self.leads(&Thread::current());

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::*;
 use crate::ask::Asked;
-use crate::order::Fate;
 use crate::scripts::ClientId;
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -25,7 +24,7 @@ fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     let GateOutcome::Joined(second) = gate.enter(&two, reads, false) else { panic!("not let in") };
     assert!(matches!(gate.leave(&first, None).0, LeaveOutcome::OthersStay));
     assert!(!first.is_held() && second.is_held());
-    assert!(matches!(gate.leave(&second, None).0, LeaveOutcome::Left(_, Fate::Release { .. })));
+    assert!(matches!(gate.leave(&second, None).0, LeaveOutcome::Release(..)));
 }
 
 #[test]
@@ -38,12 +37,16 @@ fn a_thread_that_comes_back_to_a_lost_hold_takes_no_other_threads_seat() {
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
         Arc::new(Tenancy::new(Arc::new(hold), thread))
     });
-    let admit = |tenancy| gate.admit(tenancy, Terms::watched(LEASE), &mut None, None);
-    assert!(matches!(admit(&first), Admission::Admitted(None)));
-    let LeaveOutcome::Left(mut left, _) = gate.leave_to_wait(&first).0 else { panic!("not left") };
-    assert!(matches!(admit(&again), Admission::Admitted(None)));
+    let admit = |tenancy, leadership: &mut Option<Leadership>| {
+        gate.admit(tenancy, Terms::watched(LEASE), leadership, None)
+    };
+    assert!(matches!(admit(&first, &mut None), Admission::Admitted(None)));
+    let LeaveOutcome::Release(mut left, mut leadership) = gate.leave_to_wait(&first).0 else {
+        panic!("not left")
+    };
+    assert!(matches!(admit(&again, &mut leadership), Admission::Admitted(None)));
     gate.vacate(&again.hold()).1.now();
-    assert!(matches!(admit(&other), Admission::Admitted(None)));
+    assert!(matches!(admit(&other, &mut None), Admission::Admitted(None)));
     assert!(!gate.come_back(&again, &mut left));
     gate.with_seat(|seat| assert!(seat.is_some_and(|seat| seat.is(&other))));
 }
