@@ -109,10 +109,10 @@ pub(crate) struct Inbox<D> {
     pub(crate) open_until: Option<u64>,
     /// Whether a Redisson client has released the lock, or may have released it before the server
     /// confirmed the channel.
-    pub(crate) is_public: bool,
+    pub(crate) has_public_release: bool,
     /// Whether the owner should ask. Either a script's message says so, or the client has
     /// subscribed to its own channel again and may have missed messages.
-    pub(crate) is_missed: bool,
+    pub(crate) must_ask: bool,
 }
 
 /// A grant by message, with the details of its kind of lock.
@@ -164,7 +164,7 @@ pub(crate) enum EntryReply<D> {
         poll: u64,
     },
     /// The owner has an entry in a fair lock's queue, or has just lost its entry.
-    Waits {
+    Queued {
         /// The server's clock, in ms.
         now: u64,
         /// How long the owner sleeps without a message.
@@ -324,7 +324,7 @@ impl<D> EntryMachine<D> {
                 // 2 s. The server has kept the longer of this lease and the requested lease.
                 let least = if already { PROVISIONAL } else { 0 };
                 let lease = lease.max(Duration::from_nanos(least));
-                let may_be_named = already || self.may_stand();
+                let may_be_named = already || self.may_be_queued();
                 let by = By::Reply { details, message, may_be_named };
                 // If the gate does not admit the grant, the owner asks the server at once, because
                 // `begin_request` has set `ask_at` to zero.
@@ -332,7 +332,7 @@ impl<D> EntryMachine<D> {
                 return AfterReply { listens, suspects, then: Then::Granted(granted) };
             }
             EntryReply::Refused { now: server, left, place, by_redisson, is_new, poll } => {
-                self.exchanges.stands(now, server);
+                self.exchanges.note_queued(now, server);
                 self.refused(server);
                 // If the entry is new although the owner had an entry, the server granted the lock
                 // to the old entry, and the message of this grant did not arrive.
@@ -342,7 +342,7 @@ impl<D> EntryMachine<D> {
                 listens = if is_first { Listens::ToPublic } else { Listens::ToOwn };
                 self.ask_at = now.saturating_add(nap(left, place, poll));
             }
-            EntryReply::Waits { now: server, sleep, came_back } => {
+            EntryReply::Queued { now: server, sleep, came_back } => {
                 suspects = came_back;
                 self.refused(server);
                 self.ask_at = now.saturating_add(nanos(sleep));
@@ -376,11 +376,11 @@ impl<D> EntryMachine<D> {
         inbox: Inbox<D>,
         collector: Collector,
     ) -> Option<Granted<D>> {
-        let Inbox { grant, open_until, is_public, is_missed } = inbox;
+        let Inbox { grant, open_until, has_public_release, must_ask } = inbox;
         if let Some(until) = open_until {
             self.ask_at = self.ask_at.min(until);
         }
-        if is_public {
+        if has_public_release {
             // The first waiter asks at once, and the second waiter asks 1 ms later, in case the
             // first is dead.
             let place = self.place.unwrap_or(0);
@@ -388,7 +388,7 @@ impl<D> EntryMachine<D> {
                 self.ask_at = self.ask_at.min(now.saturating_add(u64::from(place) * MS));
             }
         }
-        if is_missed {
+        if must_ask {
             self.ask_at = 0;
         }
         let ReceivedGrant { now: server, received, lease, details } = grant?;
@@ -396,7 +396,7 @@ impl<D> EntryMachine<D> {
         // next.
         self.ask_at = 0;
         // Return `None` if the server has refused the owner after this grant.
-        let granted_at = self.exchanges.own_time(server)?;
+        let granted_at = self.exchanges.granted_at(server)?;
         if collector.needs_reply {
             self.unconfirmed = Some(details);
             return None;
@@ -440,7 +440,7 @@ impl<D> EntryMachine<D> {
 
     /// Whether the server may have had the owner in a queue: the owner has sent more than one
     /// request, or the server may have run a request twice.
-    pub(super) fn may_stand(&self) -> bool {
+    pub(super) fn may_be_queued(&self) -> bool {
         self.in_doubt || self.exchanges.has_asked_again()
     }
 
@@ -458,7 +458,7 @@ impl<D> EntryMachine<D> {
 
 impl<D> Inbox<D> {
     pub(crate) const fn new() -> Self {
-        Self { grant: None, open_until: None, is_public: false, is_missed: false }
+        Self { grant: None, open_until: None, has_public_release: false, must_ask: false }
     }
 
     /// Takes all messages out of the inbox.
@@ -467,7 +467,10 @@ impl<D> Inbox<D> {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.grant.is_none() && self.open_until.is_none() && !self.is_public && !self.is_missed
+        self.grant.is_none()
+            && self.open_until.is_none()
+            && !self.has_public_release
+            && !self.must_ask
     }
 }
 

@@ -71,7 +71,7 @@ pub(crate) struct Exchanges {
     /// The last exchange that named the server's time.
     anchor: Option<Anchor>,
     /// The server's time in the first reply that reported the owner's entry.
-    came: Option<u64>,
+    queued_at: Option<u64>,
     /// The beginning and the end of the period in which the server has answered the owner promptly,
     /// without a pause.
     steady: Option<(u64, u64)>,
@@ -92,7 +92,7 @@ impl Exchanges {
             asked: None,
             asked_again: false,
             anchor: None,
-            came: None,
+            queued_at: None,
             steady: None,
         }
     }
@@ -121,7 +121,7 @@ impl Exchanges {
     /// The extra arguments of the next request, if the owner already has an entry.
     #[inline]
     pub(crate) fn again(&self, now: u64) -> Option<Again> {
-        let came = self.came?;
+        let came = self.queued_at?;
         let steady = self.steady.filter(|(since, last)| {
             now.saturating_sub(*since) >= STEADY && now.saturating_sub(*last) <= PAUSE
         });
@@ -132,8 +132,8 @@ impl Exchanges {
 
     /// Notes a reply that says that the owner has an entry. `server`: the server's time in the
     /// reply. Must be called before [`refused`](Self::refused), which replaces the anchor.
-    pub(crate) fn stands(&mut self, now: u64, server: u64) {
-        self.came.get_or_insert(server);
+    pub(crate) fn note_queued(&mut self, now: u64, server: u64) {
+        self.queued_at.get_or_insert(server);
         let Some(asked) = self.asked else { return };
         // A jump of the server's clock also ends the steady period: with the new time, owners that
         // have just sent a request may seem silent.
@@ -163,7 +163,7 @@ impl Exchanges {
     /// `server`: the server's time in the grant. Returns `None` if, by the server's clock, the
     /// server has refused the owner after this grant. The grant has then ended, or the server's
     /// clock was set back.
-    pub(crate) fn own_time(&self, server: u64) -> Option<u64> {
+    pub(crate) fn granted_at(&self, server: u64) -> Option<u64> {
         let Some(anchor) = self.anchor else { return self.began };
         let since = server.checked_sub(anchor.server)?;
         // The arithmetic saturates, because any client may publish any number on the channel.

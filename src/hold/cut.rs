@@ -4,9 +4,9 @@
 //!
 //! A cut and a request for a longer lease use different connections, and the server may run the cut
 //! last. So the two threads must notice each other. The thread that asks for a longer lease raises
-//! `Hold::prolonged` and then reads `to`. The renewer sets `to` and then reads `prolonged` (all
-//! `SeqCst`). While a cut is on its way, or after the reply to a cut was lost, a longer lease
-//! counts only up to the lease that the cut would leave.
+//! `Hold::longest_requested` and then reads `to`. The renewer sets `to` and then reads
+//! `longest_requested` (all `SeqCst`). While a cut is on its way, or after the reply to a cut was
+//! lost, a longer lease counts only up to the lease that the cut would leave.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -41,7 +41,7 @@ impl LeaseCut {
     /// Returns what the next renewal does with a lease that is longer than any thread has asked
     /// for. The renewer calls this before it sends a renewal, and sends one renewal of a hold at a
     /// time. `longest_asked` is the longest lease that a thread has asked for, in nanoseconds.
-    pub(super) fn next(&self, longest_asked: impl Fn() -> u64) -> Longer {
+    pub(super) fn next_cut(&self, longest_asked: impl Fn() -> u64) -> Longer {
         let most = longest_asked();
         let longest = Duration::from_nanos(most);
         if !self.is_due.load(Ordering::SeqCst) {
@@ -51,8 +51,8 @@ impl LeaseCut {
         let to = if before == 0 { most } else { before.min(most) };
         self.to.store(to, Ordering::SeqCst);
         // This read comes after the store to `to`. A thread that asks for a lease raises
-        // `Hold::prolonged` before it reads `to`. Because of this order, at least one of the
-        // renewer and the asking thread sees the value that the other has stored.
+        // `Hold::longest_requested` before it reads `to`. Because of this order, at least one of
+        // the renewer and the asking thread sees the value that the other has stored.
         if longest_asked() == most {
             return Longer::Cut(longest);
         }
@@ -60,9 +60,9 @@ impl LeaseCut {
         Longer::Kept
     }
 
-    /// Takes the server's answer to a renewal. [`next`](Self::next) returned `longer` for this
-    /// renewal. `resent` is true if the renewal was sent twice.
-    pub(super) fn heard(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
+    /// Takes the server's answer to a renewal. [`next_cut`](Self::next_cut) returned `longer` for
+    /// this renewal. `resent` is true if the renewal was sent twice.
+    pub(super) fn answered(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
         let is_cut = matches!(longer, Longer::Cut(_));
         if is_cut && (resent || held.is_err()) {
             // The server may still run a cut that it has not answered.

@@ -55,7 +55,7 @@ pub(crate) struct Hold {
     pub(super) latest_end: AtomicU64,
     /// The longest lease that a request has asked for since the grant, in nanoseconds. Zero if
     /// there was no such request.
-    prolonged: AtomicU64,
+    longest_requested: AtomicU64,
     /// The longest lease that the server has confirmed, in nanoseconds.
     confirmed: AtomicU64,
     /// The cut of a lease that is too long at the server.
@@ -74,7 +74,7 @@ pub(crate) struct Hold {
     /// holds do not need it.)
     pub(super) _registered: Option<Box<Arc<Registered>>>,
     /// Keeps the owner live until the hold is released. `None` for a permit.
-    live: Option<Live>,
+    live: Option<KeepsLive>,
     /// The request for which the server granted the hold.
     pub(crate) asked: Asked,
     /// Whether a request of this owner was sent twice, or had an unknown outcome. In both cases a
@@ -137,12 +137,12 @@ const NEVER: u64 = u64::MAX;
 /// gate does not admit the hold, the same owner asks again. For this case, the asking thread keeps
 /// a clone of the hold until a later hold replaces it.
 #[derive(Debug)]
-pub(crate) enum Live {
+pub(crate) enum KeepsLive {
     Owner(LiveOwner),
     Hold(Arc<Hold>),
 }
 
-impl Live {
+impl KeepsLive {
     fn end(&self) {
         match self {
             Self::Owner(owner) => owner.end(),
@@ -154,19 +154,19 @@ impl Live {
 impl Hold {
     /// Returns a hold that was granted with the lease of its terms.
     pub(crate) fn new(owner: Owner, terms: Terms, asked: Asked, in_doubt: bool) -> Self {
-        Self::leased(owner, terms, terms.lease(), asked, in_doubt)
+        Self::granted(owner, terms, terms.lease(), asked, in_doubt)
     }
 
     /// Returns a hold without a line that was granted with this lease, which may differ from the
     /// lease of its terms. A renewal later raises or cuts the lease to that of the terms.
-    pub(crate) fn leased(
+    pub(crate) fn granted(
         owner: Owner,
         terms: Terms,
         lease: Duration,
         asked: Asked,
         in_doubt: bool,
     ) -> Self {
-        let (granted, wanted) = (clock::nanos(lease), terms.nanos());
+        let (granted, of_terms) = (clock::nanos(lease), terms.nanos());
         Self {
             line: None,
             owner,
@@ -175,11 +175,11 @@ impl Hold {
             // counts, because a renewal will cut the hold to it.
             deadline: AtomicU64::new(deadline(asked.at, lease.min(terms.lease()))),
             latest_end: AtomicU64::new(u64::MAX),
-            prolonged: AtomicU64::new(0),
+            longest_requested: AtomicU64::new(0),
             confirmed: AtomicU64::new(granted),
-            cut: LeaseCut::new(granted > wanted),
+            cut: LeaseCut::new(granted > of_terms),
             granted_lease: granted,
-            provisional: AtomicBool::new(granted != wanted),
+            provisional: AtomicBool::new(granted != of_terms),
             details: GrantDetails::default(),
             tokens_used: AtomicU16::new(0),
             _registered: None,
@@ -202,18 +202,17 @@ impl Hold {
 
     /// Makes a hold that keeps its owner live. A clone of the hold goes into the asking thread's
     /// `live`.
-    pub(crate) fn of_live(self, live: &mut Option<Live>) -> Arc<Self> {
+    pub(crate) fn of_live(self, live: &mut Option<KeepsLive>) -> Arc<Self> {
         // The gate did not admit the earlier hold in `live`, so usually no other thread has that
-        // hold. Its own `Live` is then moved out of it. Otherwise each hold would keep the previous
-        // hold alive, and the drop of a long series of holds would overflow the stack.
+        // hold. Its own `KeepsLive` is then moved out of it. Otherwise each hold would keep the
+        // previous hold alive, and the drop of a long series of holds would overflow the stack.
         let before = match live.take() {
-            Some(Live::Hold(hold)) => {
-                Arc::try_unwrap(hold).map_or_else(|hold| Some(Live::Hold(hold)), |hold| hold.live)
-            }
+            Some(KeepsLive::Hold(hold)) => Arc::try_unwrap(hold)
+                .map_or_else(|hold| Some(KeepsLive::Hold(hold)), |hold| hold.live),
             before => before,
         };
         let hold = Arc::new(Self { live: before, ..self });
-        *live = Some(Live::Hold(Arc::clone(&hold)));
+        *live = Some(KeepsLive::Hold(Arc::clone(&hold)));
         hold
     }
 
@@ -345,11 +344,11 @@ impl Hold {
 
     /// Returns the time on [`clock`] until which this process has the hold.
     pub(crate) fn deadline(&self) -> u64 {
-        self.deadline.load(Ordering::SeqCst).min(self.wanted_until())
+        self.deadline.load(Ordering::SeqCst).min(self.needed_until())
     }
 
     /// Returns the time until which the tenants, or a thread that keeps the hold, want it.
-    fn wanted_until(&self) -> u64 {
+    fn needed_until(&self) -> u64 {
         self.latest_end.load(Ordering::SeqCst).max(self.kept_until.load(Ordering::SeqCst))
     }
 
@@ -360,8 +359,8 @@ impl Hold {
     }
 
     /// Whether the hold ends before its lease at the server, because no thread wants it for longer.
-    pub(super) fn is_unwanted(&self) -> bool {
-        self.wanted_until() < self.deadline.load(Ordering::SeqCst)
+    pub(super) fn ends_before_lease(&self) -> bool {
+        self.needed_until() < self.deadline.load(Ordering::SeqCst)
     }
 
     /// Records that the server has confirmed the hold for `lease`, counted from the sending of the
@@ -388,14 +387,14 @@ impl Hold {
     /// the outcome of the request may stay unknown.) Returns the [certain part](Self::certain_part)
     /// of the lease.
     pub(crate) fn asks_for(&self, lease: Duration) -> Duration {
-        self.prolonged.fetch_max(clock::nanos(lease), Ordering::SeqCst);
+        self.longest_requested.fetch_max(clock::nanos(lease), Ordering::SeqCst);
         self.certain_part(lease)
     }
 
     /// Returns the longest lease that one of the hold's threads has asked for, in nanoseconds. (A
     /// grant by message may have a longer lease.)
     fn longest_asked(&self) -> u64 {
-        self.prolonged.load(Ordering::SeqCst).max(self.terms.nanos())
+        self.longest_requested.load(Ordering::SeqCst).max(self.terms.nanos())
     }
 
     /// Moves all times of the lease into the past by this number of nanoseconds.
@@ -417,14 +416,14 @@ impl Hold {
         self.cut.certain_part(lease)
     }
 
-    /// Returns what the next renewal does with a lease that is [too long](LeaseCut::next).
-    pub(crate) fn longer(&self) -> Longer {
-        self.cut.next(|| self.longest_asked())
+    /// Returns what the next renewal does with a lease that is [too long](LeaseCut::next_cut).
+    pub(crate) fn next_cut(&self) -> Longer {
+        self.cut.next_cut(|| self.longest_asked())
     }
 
-    /// Takes the server's [answer](LeaseCut::heard) to a renewal that was sent with `longer`.
-    pub(crate) fn longer_heard(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
-        self.cut.heard(longer, held, resent);
+    /// Takes the server's [answer](LeaseCut::answered) to a renewal that was sent with `longer`.
+    pub(crate) fn cut_answered(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
+        self.cut.answered(longer, held, resent);
     }
 
     /// Whether the server may keep the hold past the deadline that this process knows. The result
@@ -432,7 +431,7 @@ impl Hold {
     /// yet, or if a cut [may come](Self::certain_part). (A later answer about a shorter lease does
     /// not settle an unknown extension.)
     pub(crate) fn may_outlive(&self) -> bool {
-        let longest = self.prolonged.load(Ordering::SeqCst);
+        let longest = self.longest_requested.load(Ordering::SeqCst);
         self.is_unconfirmed()
             || longest > self.confirmed.load(Ordering::SeqCst)
             || self.cut.may_come()
@@ -440,7 +439,7 @@ impl Hold {
 
     /// Returns the longest time for which the server may keep the hold from now on.
     pub(crate) fn longest_lease(&self) -> Duration {
-        Duration::from_nanos(self.prolonged.load(Ordering::SeqCst).max(self.granted_lease))
+        Duration::from_nanos(self.longest_requested.load(Ordering::SeqCst).max(self.granted_lease))
     }
 
     /// Marks the hold as lost. Returns the first reason with which the hold was marked.
@@ -487,7 +486,7 @@ impl Hold {
             && !self.may_run_scripts()
             && !self.is_kept_at(now)
             && !self.is_unconfirmed()
-            && self.prolonged.load(Ordering::SeqCst) <= self.granted_lease
+            && self.longest_requested.load(Ordering::SeqCst) <= self.granted_lease
             && if terms.is_watched() {
                 left > 0
             } else {
@@ -586,7 +585,7 @@ mod tests {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
-        hold.longer_heard(hold.longer(), Ok(StillHeld::TooLong), false);
+        hold.cut_answered(hold.next_cut(), Ok(StillHeld::TooLong), false);
         assert_eq!(hold.certain_part(LONGER), LONGER);
         hold
     }
@@ -601,17 +600,17 @@ mod tests {
             (Err(()), true, true),
         ] {
             let hold = to_be_cut();
-            let cut = hold.longer();
+            let cut = hold.next_cut();
             assert_eq!(cut, Longer::Cut(LEASE));
             assert_eq!(hold.asks_for(LONGER), LEASE, "it is on its way");
-            hold.longer_heard(cut, answer, resent);
+            hold.cut_answered(cut, answer, resent);
             let certain = if is_lost { LEASE } else { LONGER };
             assert_eq!(hold.certain_part(LONGER), certain, "{answer:?}, {resent}");
             // The answer to a later cut does not settle the first cut.
-            hold.longer_heard(Longer::Kept, Ok(StillHeld::TooLong), false);
-            let cut = hold.longer();
+            hold.cut_answered(Longer::Kept, Ok(StillHeld::TooLong), false);
+            let cut = hold.next_cut();
             assert_eq!(cut, Longer::Cut(LONGER));
-            hold.longer_heard(cut, Ok(StillHeld::Yes), false);
+            hold.cut_answered(cut, Ok(StillHeld::Yes), false);
             assert_eq!(hold.certain_part(LONGER), certain, "{answer:?}, {resent}, and another one");
         }
     }
@@ -621,7 +620,7 @@ mod tests {
     fn a_longer_lease_requested_before_a_cut_is_not_cut() {
         let hold = to_be_cut();
         assert_eq!(hold.asks_for(LONGER), LONGER);
-        assert_eq!(hold.longer(), Longer::Cut(LONGER));
+        assert_eq!(hold.next_cut(), Longer::Cut(LONGER));
         assert_eq!(hold.certain_part(LONGER), LONGER);
     }
 
@@ -633,16 +632,16 @@ mod tests {
         let owner = ClientId::random().unwrap().next_owner();
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
         assert!(!hold.may_outlive());
-        let handed = Hold::leased(owner, Terms::watched(LEASE), LONGER, asked, false);
+        let handed = Hold::granted(owner, Terms::watched(LEASE), LONGER, asked, false);
         for hold in [to_be_cut(), handed] {
             assert!(hold.may_outlive(), "nothing has cut it");
-            let cut = hold.longer();
+            let cut = hold.next_cut();
             assert!(hold.may_outlive(), "the cut is on its way");
-            hold.longer_heard(cut, Ok(StillHeld::Yes), false);
+            hold.cut_answered(cut, Ok(StillHeld::Yes), false);
             assert!(!hold.may_outlive());
-            hold.longer_heard(hold.longer(), Ok(StillHeld::TooLong), false);
-            hold.longer_heard(hold.longer(), Err(()), false);
-            hold.longer_heard(hold.longer(), Ok(StillHeld::Yes), false);
+            hold.cut_answered(hold.next_cut(), Ok(StillHeld::TooLong), false);
+            hold.cut_answered(hold.next_cut(), Err(()), false);
+            hold.cut_answered(hold.next_cut(), Ok(StillHeld::Yes), false);
             // The server has extended the lease, but only a part of the lease is certain, because a
             // cut without a reply may still run.
             hold.confirm(clock::now(), hold.asks_for(LONGER));
@@ -656,7 +655,7 @@ mod tests {
     fn an_answer_to_a_question_does_not_raise_a_hold_that_a_message_granted() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
-        let hold = Hold::leased(owner, Terms::fixed(LONGER), LEASE, asked, false);
+        let hold = Hold::granted(owner, Terms::fixed(LONGER), LEASE, asked, false);
         hold.renewed(clock::now(), Duration::ZERO);
         assert!(hold.is_to_be_raised());
         hold.renewed(clock::now(), hold.asks_for(LONGER));

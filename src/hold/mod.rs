@@ -13,7 +13,7 @@ mod tenancy;
 mod terms;
 mod watch;
 
-pub(crate) use hold::{GrantDetails, Hold, Live};
+pub(crate) use hold::{GrantDetails, Hold, KeepsLive};
 pub(crate) use seat::{HoldLevel, LevelEnd, Seat};
 pub use tenancy::HoldState;
 pub(crate) use tenancy::Tenancy;

@@ -52,7 +52,7 @@ pub(crate) struct Pinned {
 
 #[derive(Debug, Default)]
 struct SharedHold {
-    beside: Beside,
+    others: OtherTenants,
     /// The time until which the tenants want the hold.
     ends: LevelEnds,
 }
@@ -68,12 +68,12 @@ struct Tenant {
 /// search for its tenancy. There may be thousands of owned guards, whose tenancies no thread
 /// re-enters. These tenancies have their own list, which no thread searches.
 #[derive(Debug, Default)]
-struct Beside {
+struct OtherTenants {
     threads: Vec<Tenant>,
     placeholders: Vec<Tenant>,
 }
 
-impl Beside {
+impl OtherTenants {
     fn of(&mut self, thread: &Thread) -> &mut Vec<Tenant> {
         if thread.is_placeholder() { &mut self.placeholders } else { &mut self.threads }
     }
@@ -164,7 +164,7 @@ impl Seat {
             progress: RenewalProgress::Done,
             pinned: None,
         };
-        seat.want(level);
+        seat.note_level(level);
         seat
     }
 
@@ -184,7 +184,7 @@ impl Seat {
     }
 
     pub(crate) fn has(&mut self, tenancy: &Arc<Tenancy>) -> bool {
-        self.is(tenancy) || self.beside(tenancy).is_some()
+        self.is(tenancy) || self.other(tenancy).is_some()
     }
 
     pub(crate) fn tenancies(&self) -> impl Iterator<Item = &Arc<Tenancy>> {
@@ -192,14 +192,14 @@ impl Seat {
     }
 
     pub(crate) fn tenants(&self) -> impl Iterator<Item = (&Arc<Tenancy>, &Levels)> {
-        let beside = self.shared.iter().flat_map(|shared| shared.beside.iter());
-        let beside = beside.map(|tenant| (&tenant.tenancy, &tenant.levels));
-        std::iter::once((&self.tenancy, &self.levels)).chain(beside)
+        let others = self.shared.iter().flat_map(|shared| shared.others.iter());
+        let others = others.map(|tenant| (&tenant.tenancy, &tenant.levels));
+        std::iter::once((&self.tenancy, &self.levels)).chain(others)
     }
 
-    /// Returns the tenant with this tenancy, if it is in `Beside`.
-    fn beside(&mut self, tenancy: &Arc<Tenancy>) -> Option<&mut Tenant> {
-        self.shared.as_mut()?.beside.get(tenancy)
+    /// Returns the tenant with this tenancy, if it is in `OtherTenants`.
+    fn other(&mut self, tenancy: &Arc<Tenancy>) -> Option<&mut Tenant> {
+        self.shared.as_mut()?.others.get(tenancy)
     }
 
     pub(crate) fn tenant(&mut self, thread: &Thread) -> Option<(&Arc<Tenancy>, &mut Levels)> {
@@ -208,7 +208,7 @@ impl Seat {
         }
         let shared = self.shared.as_mut().filter(|_| !thread.is_placeholder())?;
         let is_its = |tenant: &&mut Tenant| tenant.tenancy.thread.id() == thread.id();
-        let tenant = shared.beside.threads.iter_mut().find(is_its)?;
+        let tenant = shared.others.threads.iter_mut().find(is_its)?;
         Some((&tenant.tenancy, &mut tenant.levels))
     }
 
@@ -216,14 +216,14 @@ impl Seat {
         if self.is(tenancy) {
             return Some(&mut self.levels);
         }
-        self.beside(tenancy).map(|tenant| &mut tenant.levels)
+        self.other(tenancy).map(|tenant| &mut tenant.levels)
     }
 
     pub(crate) fn join(&mut self, tenancy: Arc<Tenancy>, terms: Terms, now: u64) {
         let level = HoldLevel::since(terms, now);
         let tenant = Tenant { tenancy, levels: Levels::of(level) };
-        self.shared.get_or_insert_default().beside.push(tenant);
-        self.want(level);
+        self.shared.get_or_insert_default().others.push(tenant);
+        self.note_level(level);
     }
 
     /// Ends a level. Returns `None` if nothing has changed, because the level is the only level of
@@ -242,16 +242,16 @@ impl Seat {
             match self.levels.end(which) {
                 Some(gone) => (gone, LevelEnd::StillHeld),
                 None => {
-                    let next = shared.beside.pop()?;
+                    let next = shared.others.pop()?;
                     self.tenancy = next.tenancy;
                     (std::mem::replace(&mut self.levels, next.levels).outer, LevelEnd::OthersStay)
                 }
             }
         } else {
-            let beside = &mut shared.beside;
-            match beside.get(tenancy)?.levels.end(which) {
+            let others = &mut shared.others;
+            match others.get(tenancy)?.levels.end(which) {
                 Some(gone) => (gone, LevelEnd::StillHeld),
-                None => (beside.remove(tenancy).levels.outer, LevelEnd::OthersStay),
+                None => (others.remove(tenancy).levels.outer, LevelEnd::OthersStay),
             }
         };
         shared.ends.remove(gone);
@@ -261,7 +261,7 @@ impl Seat {
 
     /// Records that a tenant has taken this level.
     #[inline]
-    pub(crate) fn want(&mut self, level: HoldLevel) {
+    pub(crate) fn note_level(&mut self, level: HoldLevel) {
         if let Some(shared) = &mut self.shared {
             shared.ends.add(level);
             self.tenancy.hold().ends_by(shared.ends.until());
@@ -283,7 +283,7 @@ impl Seat {
         let (ended, longer) = (*level, HoldLevel { ends: level.ends.max(until), ..*level });
         *level = longer;
         self.shared.as_mut()?.ends.remove(ended);
-        self.want(longer);
+        self.note_level(longer);
         Some(longer)
     }
 
@@ -353,7 +353,7 @@ impl Seat {
         let hold = &self.tenancy.hold();
         RenewalState {
             taken_at: self.taken_at,
-            wanted_since: watching.map_or(self.taken_at, |(since, _)| since),
+            watched_since: watching.map_or(self.taken_at, |(since, _)| since),
             deadline: hold.deadline(),
             is_provisional: hold.is_provisional(),
             watched: watching.map(|(_, lease)| hold.certain_part(lease)),
@@ -369,7 +369,7 @@ const DEEPEST: usize = 1 << 20;
 const NEVER: u64 = u64::MAX;
 /// An unknown end. The guard of a level with a fixed lease knows the level's end only if threads
 /// share the hold.
-const SOME: u64 = 0;
+const UNKNOWN: u64 = 0;
 
 /// A level: one acquisition of the lock by a thread. A thread that holds the lock may take more
 /// levels. (The type is small, because each acquisition moves a level often.)
@@ -377,14 +377,14 @@ const SOME: u64 = 0;
 pub(crate) struct HoldLevel {
     /// The lease that the thread wants, in nanoseconds.
     lease: u64,
-    /// The time on [`clock`] at which the level's own lease ends, or [`NEVER`] or [`SOME`].
+    /// The time on [`clock`] at which the level's own lease ends, or [`NEVER`] or [`UNKNOWN`].
     ends: u64,
 }
 
 impl HoldLevel {
     /// Returns the level of a guard, with the level's own end if the guard knows it.
     pub(crate) fn on(terms: Terms, ends: Option<u64>) -> Self {
-        let unknown = if terms.is_watched() { NEVER } else { SOME };
+        let unknown = if terms.is_watched() { NEVER } else { UNKNOWN };
         Self { lease: terms.nanos(), ends: ends.unwrap_or(unknown) }
     }
 
@@ -399,7 +399,7 @@ impl HoldLevel {
     /// Returns the time on [`clock`] at which the level's own lease ends, or [`NEVER`] if the level
     /// ends with the hold.
     pub(crate) fn ends(self) -> u64 {
-        if self.ends == SOME { NEVER } else { self.ends }
+        if self.ends == UNKNOWN { NEVER } else { self.ends }
     }
 
     /// Returns the level with its end [moved](Seat::lengthen) to `until`. If `until` is zero, the
@@ -427,7 +427,7 @@ impl HoldLevel {
     /// Whether this level is `which`, the level that a guard is about to end.
     #[inline]
     fn is(self, which: Self) -> bool {
-        self == which || which.ends == SOME && self.lease == which.lease && !self.is_watched()
+        self == which || which.ends == UNKNOWN && self.lease == which.lease && !self.is_watched()
     }
 }
 

@@ -286,7 +286,7 @@ impl Tenancy {
         let held = clock::now().saturating_sub(self.began());
         let why = match (trouble, hold.terms.fixed_lease()) {
             (Some(cause), _) => format!("its renewals failed: {cause}"),
-            (None, _) if hold.is_unwanted() => {
+            (None, _) if hold.ends_before_lease() => {
                 "it was a fixed one; the thread that kept the shared hold for longer has left"
                     .to_owned()
             }

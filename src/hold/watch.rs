@@ -120,7 +120,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         // `certain` is computed before `longer`, because `longer` may make this renewal a cut.
         let certain = lease.map_or(Duration::ZERO, |lease| hold.certain_part(lease));
         let is_kept = lease.is_none() || self.may_be_longer();
-        let longer = if is_kept { Longer::Kept } else { hold.longer() };
+        let longer = if is_kept { Longer::Kept } else { hold.next_cut() };
         let wanted = hold.attention().map(|_| {
             let (itself, heard, hold) = (Arc::clone(self), hold.heard(), Arc::clone(&hold));
             let told = move |is_wanted| {
@@ -131,7 +131,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         });
         let itself = Arc::clone(self);
         let renewed = Box::new(move |sent_at, renewed: Result<StillHeld, &Arc<str>>, resent| {
-            hold.longer_heard(longer, renewed.map_err(drop), resent);
+            hold.cut_answered(longer, renewed.map_err(drop), resent);
             itself.renewed(&hold, sent_at, certain, renewed);
         });
         Renewal { kind, key, owner, lease, longer, urgent, until, renewed, wanted }

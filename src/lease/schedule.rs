@@ -111,7 +111,7 @@ pub(crate) struct RenewalState {
     /// The time at which the hold was granted, or was last passed to another thread.
     pub(crate) taken_at: u64,
     /// The time at which the thread that wants renewals took the hold.
-    pub(crate) wanted_since: u64,
+    pub(crate) watched_since: u64,
     pub(crate) deadline: u64,
     /// Whether the hold was granted by message and has not been raised yet.
     pub(crate) is_provisional: bool,
@@ -144,7 +144,7 @@ pub(crate) struct Due {
 impl RenewalState {
     pub(crate) fn next(&self, config: &Config, now: u64) -> Due {
         let end = Due { at: self.deadline, lease: None };
-        let age = now.saturating_sub(self.wanted_since);
+        let age = now.saturating_sub(self.watched_since);
         let outlived = config.max_hold.is_some_and(|longest| age >= clock::nanos(longest));
         let watched = self.watched.filter(|_| !outlived);
         // A fixed lease is not shortened, even if its thread has died.
@@ -217,7 +217,7 @@ mod tests {
     /// A hold that was granted by reply one second after the clock began.
     const WATCHED: RenewalState = RenewalState {
         taken_at: SECOND,
-        wanted_since: SECOND,
+        watched_since: SECOND,
         deadline: 31 * SECOND,
         is_provisional: false,
         watched: Some(seconds(30)),

@@ -121,13 +121,13 @@ impl<'a> Together<'a> {
         let others = self.others.get();
         // If this process has just released a lock that another process had handed to it, another
         // process most likely has the lock now.
-        if others.is_empty() || self.is_asked.get() || site.gate.takes_turns(clock::now()) {
+        if others.is_empty() || self.is_asked.get() || site.gate.has_just_handed_on(clock::now()) {
             return Ok(None);
         }
         let mut leaderships = Vec::with_capacity(others.len());
         for part in others {
             let site = &part.handle().site;
-            let Some(leadership) = site.gate.try_lead_beside() else { return Ok(None) };
+            let Some(leadership) = site.gate.try_lead_for_multi() else { return Ok(None) };
             let lead = Lead::new(Some(QueueEntry::new(site, claim.need.terms)));
             leaderships.push(LeadershipGuard::new(site, Some(leadership), Some(lead)));
         }

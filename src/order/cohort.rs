@@ -67,7 +67,7 @@ impl Cohort {
 
     /// Whether this process has just released a hold that another process handed to it. If this is
     /// true, another process most likely has the lock now.
-    pub(crate) fn takes_turns(&self, now: u64) -> bool {
+    pub(crate) fn has_just_handed_on(&self, now: u64) -> bool {
         self.last.is_some_and(|(end, chain)| {
             chain.clock == ChainClock::Servers && now.saturating_sub(end) < SAME_CHAIN
         })
@@ -146,13 +146,15 @@ mod tests {
     #[test]
     fn a_process_takes_turns_while_others_hand_it_the_lock() {
         let mut cohort = Cohort::default();
-        assert!(!cohort.takes_turns(0), "nobody had it");
+        assert!(!cohort.has_just_handed_on(0), "nobody had it");
         cohort.released(5, Chain::begun(1));
-        assert!(!cohort.takes_turns(6), "granted by reply: the lock was free");
+        assert!(!cohort.has_just_handed_on(6), "granted by reply: the lock was free");
         cohort.released(5, Chain::received(1, 1));
-        assert!(cohort.takes_turns(4 + SAME_CHAIN) && !cohort.takes_turns(5 + SAME_CHAIN));
+        assert!(
+            cohort.has_just_handed_on(4 + SAME_CHAIN) && !cohort.has_just_handed_on(5 + SAME_CHAIN)
+        );
         cohort.left_to_others();
-        assert!(!cohort.takes_turns(6));
+        assert!(!cohort.has_just_handed_on(6));
     }
 
     /// Two processes hold the lock in turn, each for too short a time to send its chain.

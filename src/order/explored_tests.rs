@@ -310,7 +310,7 @@ impl World {
     fn read_signals(&mut self) {
         for thread in 0..self.at.len() {
             if let At::Stands(queued) = &self.at[thread] {
-                let passed = queued.inbox.lock().passed.take();
+                let passed = queued.inbox.lock().passed_hold.take();
                 if let Some(tenancy) = passed {
                     // The server decides the order, so all threads before this thread must have
                     // left.

@@ -73,7 +73,7 @@ impl Standing {
     /// was already passed to the thread.
     pub(crate) fn stand_down(&mut self, queued: &Arc<QueuedThread>) -> Option<Arc<Tenancy>> {
         self.queued.retain(|other| !Arc::ptr_eq(other, queued));
-        queued.inbox.lock().passed.take()
+        queued.inbox.lock().passed_hold.take()
     }
 }
 
@@ -94,28 +94,28 @@ pub(crate) struct FairInbox {
     pub(crate) is_queued: bool,
     /// The hold that was passed to the thread. This field is set under the gate's mutex, so a pass
     /// comes either before or after the thread gives up.
-    pub(crate) passed: Option<Arc<Tenancy>>,
+    pub(crate) passed_hold: Option<Arc<Tenancy>>,
     /// Whether a hold was passed to the thread. The thread then receives no more messages.
-    was_passed: bool,
+    got_pass: bool,
 }
 
 impl FairInbox {
     pub(crate) fn new() -> Self {
-        Self { messages: Inbox::new(), is_queued: false, passed: None, was_passed: false }
+        Self { messages: Inbox::new(), is_queued: false, passed_hold: None, got_pass: false }
     }
 }
 
 impl QueuedThread {
     /// Makes the thread send a request.
     pub(crate) fn prompt(&self) {
-        self.wake_with(|messages| messages.is_missed = true);
+        self.wake_with(|messages| messages.must_ask = true);
     }
 
     /// Passes the hold to the thread. The thread still has its entry in Redis's queue. If a message
     /// later grants the lock to this entry, the passed hold is lost.
     pub(crate) fn pass(&self, tenancy: Arc<Tenancy>) -> Wake {
         let mut inbox = self.inbox.lock();
-        (inbox.passed, inbox.was_passed) = (Some(tenancy), true);
+        (inbox.passed_hold, inbox.got_pass) = (Some(tenancy), true);
         Wake::thread(&self.thread)
     }
 
@@ -132,7 +132,7 @@ impl QueuedThread {
     /// the grant.
     pub(crate) fn wake_with(&self, put: impl FnOnce(&mut Inbox<Followers>)) -> bool {
         let mut inbox = self.inbox.lock();
-        if inbox.was_passed {
+        if inbox.got_pass {
             return false;
         }
         put(&mut inbox.messages);

@@ -181,7 +181,7 @@ impl<I> Order<I> {
     /// process has this lock, leads or waits. A thread A that asks for several locks must not wait
     /// at a gate for a thread B. If A leads at another gate, B may wait for A at that gate, and A
     /// and B would wait for ever.
-    pub(crate) fn try_lead_beside(&mut self) -> Option<Leadership> {
+    pub(crate) fn try_lead_for_multi(&mut self) -> Option<Leadership> {
         let is_read = self.readers.as_ref().is_some_and(|readers| readers.seat.is_some());
         if self.alone.seat.is_some() || is_read { None } else { self.queue.try_lead() }
     }
@@ -265,7 +265,7 @@ impl<I> Order<I> {
         let seat = self.side(mode).seat.take_if(is_its);
         let wake = if seat.is_some()
             && mode != Mode::Read
-            && let Some(leadership) = self.queue.lead_first()
+            && let Some(leadership) = self.queue.lead_before_waiters()
         {
             self.queue.promote(leadership, None).0
         } else {
@@ -358,7 +358,7 @@ impl<I> Order<I> {
         // sends its request after the release. (If a writer waits for the readers, the writer
         // already leads, and the writer's request may come before the release.)
         self.side(mode).cohort.released(now, hold.details.chain);
-        let leadership = if mode == Mode::Read { None } else { self.queue.lead_first() };
+        let leadership = if mode == Mode::Read { None } else { self.queue.lead_before_waiters() };
         (LeaveOutcome::Release(seat, leadership), NOBODY)
     }
 

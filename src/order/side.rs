@@ -44,7 +44,7 @@ impl Side {
         };
         let tenancy = Arc::clone(tenancy);
         let Some(level) = levels.add_level(terms, now) else { return Some(GateOutcome::TooDeep) };
-        seat.want(level);
+        seat.note_level(level);
         Some(GateOutcome::Reentered(tenancy))
     }
 
@@ -61,7 +61,7 @@ impl Side {
             return GateOutcome::Expired(hold);
         }
         let Some(level) = levels.add_level(terms, now) else { return GateOutcome::TooDeep };
-        seat.want(level);
+        seat.note_level(level);
         GateOutcome::Reentered(Arc::clone(tenancy))
     }
 

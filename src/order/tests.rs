@@ -147,7 +147,7 @@ fn a_hold_goes_on_in_the_order_of_its_own_kind() {
         assert_eq!(passes(&mut state, &hold), !is_fair || has_followers);
         let plain_has_it = matches!(waiter.take_signal(), Some(Signal::Passed(_)));
         assert_eq!(plain_has_it, !is_fair);
-        assert_eq!(fair.inbox.lock().passed.is_some(), has_followers);
+        assert_eq!(fair.inbox.lock().passed_hold.is_some(), has_followers);
         let stand = &state.standing.as_ref().unwrap().queued;
         assert_eq!(stand.is_empty(), has_followers, "the others still stand");
     }
@@ -164,14 +164,14 @@ fn the_hold_of_a_leader_goes_to_no_thread_that_stands_in_the_line() {
     let hold = granted(&leader, 0);
     admits(&mut state, &hold, leadership);
     assert_eq!(is(&state), HELD);
-    assert!(fair.inbox.lock().passed.is_none() && waiter.take_signal().is_none());
+    assert!(fair.inbox.lock().passed_hold.is_none() && waiter.take_signal().is_none());
     assert!(passes(&mut state, &hold));
     let Some(Signal::Passed(next)) = waiter.take_signal() else { panic!("not passed") };
     // No thread is in this process's queue, so the thread releases the hold. The server grants it
     // to the next thread of the line.
     assert!(!passes(&mut state, &next));
     assert_eq!(is(&state), LED);
-    assert!(fair.inbox.lock().passed.is_none());
+    assert!(fair.inbox.lock().passed_hold.is_none());
     assert_eq!(state.standing.as_ref().unwrap().queued.len(), 1);
 }
 

@@ -39,7 +39,7 @@ impl Gate {
     }
 
     /// Returns the gate of the same lock for holds of another mode.
-    pub(crate) fn beside(&self, mode: Mode) -> Self {
+    pub(crate) fn for_mode(&self, mode: Mode) -> Self {
         Self { state: Arc::clone(&self.state), mode }
     }
 
@@ -51,8 +51,8 @@ impl Gate {
         self.at(|state, now| state.enter(thread, need, waits, now))
     }
 
-    pub(crate) fn try_lead_beside(&self) -> Option<Leadership> {
-        self.state.lock().try_lead_beside()
+    pub(crate) fn try_lead_for_multi(&self) -> Option<Leadership> {
+        self.state.lock().try_lead_for_multi()
     }
 
     /// Adds a level if the thread is in the seat. Returns `None` if the seat is empty. Unlike
@@ -344,8 +344,8 @@ impl Gate {
         self.with_side(|side| side.cohort.chain(asked_at))
     }
 
-    pub(crate) fn takes_turns(&self, now: u64) -> bool {
-        self.with_side(|side| side.cohort.takes_turns(now))
+    pub(crate) fn has_just_handed_on(&self, now: u64) -> bool {
+        self.with_side(|side| side.cohort.has_just_handed_on(now))
     }
 
     pub(crate) fn left_to_others(&self) {

@@ -12,7 +12,7 @@ use crate::ask::{
     ReceivedGrant, Then, Undo,
 };
 use crate::error::Error;
-use crate::hold::{GrantDetails, Hold, Live, Tenancy, Terms};
+use crate::hold::{GrantDetails, Hold, KeepsLive, Tenancy, Terms};
 use crate::lease::Cleanup;
 use crate::name::Name;
 use crate::order::LockNeed;
@@ -29,7 +29,7 @@ use crate::waiting::{Claim, Listening, QueueSite, Try};
 pub(crate) struct QueueEntry<D = GrantDetails, R = Mailbox> {
     pub(crate) owner: Owner,
     /// Keeps the owner live. The entry's hold takes this value over ([`Hold::of_live`]).
-    pub(crate) live: Option<Live>,
+    pub(crate) live: Option<KeepsLive>,
     pub(crate) machine: EntryMachine<D>,
     /// The recipient of messages to the owner. `None` before the first request that may add an
     /// entry. The entry's hold may keep the registration (`Hold::_registered`).
@@ -66,7 +66,7 @@ impl Recipient for Mailbox {
                 if self.is_fenced && details.tokens.is_none() {
                     // The releasing process used the re-entrant lock of this name, so its grant has
                     // no tokens. The owner asks, and the reply has tokens.
-                    state.inbox.is_missed = true;
+                    state.inbox.must_ask = true;
                 } else {
                     let (lease, granted) = (grant.lease, grant.now);
                     let grant = ReceivedGrant { now: granted, received: now, lease, details };
@@ -93,7 +93,8 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
     /// Returns a new entry for a thread with these terms.
     pub(crate) fn new(site: &Site, terms: Terms) -> Self {
         let (owner, live) = site.core.next_owner_to(site.mode, terms.hears());
-        Self { owner, live: Some(Live::Owner(live)), machine: EntryMachine::new(), mailbox: None }
+        let live = Some(KeepsLive::Owner(live));
+        Self { owner, live, machine: EntryMachine::new(), mailbox: None }
     }
 
     /// Records that the request failed. `trouble` is `None` if the server answered the request but
@@ -161,8 +162,8 @@ impl QueueEntry {
         state.waker = claim.thread.waker();
         let mut inbox = state.inbox.take();
         drop(state);
-        inbox.is_public |= listening.public.take_news();
-        inbox.is_missed |= listening.own.take_news();
+        inbox.has_public_release |= listening.public.take_news();
+        inbox.must_ask |= listening.own.take_news();
         if inbox.is_empty() {
             return None;
         }
@@ -171,7 +172,7 @@ impl QueueEntry {
         // The earlier of the two times counts, so that a new leader asks at once even if the entry
         // would sleep for longer.
         listening.ask_at = listening.ask_at.min(self.machine.ask_at());
-        Some(self.tenancy_of(site, claim, granted?, clock::now()))
+        Some(self.make_tenancy(site, claim, granted?, clock::now()))
     }
 
     /// Sends one request. If the thread does not wait, the request takes the lock only if the lock
@@ -207,7 +208,7 @@ impl QueueEntry {
         let replied = match beside {
             Some(writing) => scripts.read_beside(&self.owner, lease, writing),
             None if waits => {
-                let probably_held = again.is_some() || site.gate.takes_turns(asked.at);
+                let probably_held = again.is_some() || site.gate.has_just_handed_on(asked.at);
                 scripts.acquire(&self.owner, lease, again, probably_held)
             }
             None => scripts.try_acquire(&self.owner, lease),
@@ -244,7 +245,7 @@ impl QueueEntry {
         if listens != Listens::AsBefore {
             Self::subscribe(listening, site, listens);
         }
-        Ok(tried.map(|granted| self.tenancy_of(site, claim, granted, now)))
+        Ok(tried.map(|granted| self.make_tenancy(site, claim, granted, now)))
     }
 
     /// Listens to the channels whose messages tell the owner when to ask again.
@@ -263,7 +264,7 @@ impl QueueEntry {
 
     /// Makes a hold from the entry, whose owner now has the lock. The thread becomes the hold's
     /// first tenant.
-    pub(super) fn tenancy_of(
+    pub(super) fn make_tenancy(
         &mut self,
         site: &Site,
         claim: &Claim<'_, LockNeed>,
@@ -271,7 +272,7 @@ impl QueueEntry {
         now: u64,
     ) -> Arc<Tenancy> {
         let Granted { asked, lease, in_doubt, by } = granted;
-        let hold = Hold::leased(self.owner, claim.need.terms, lease, asked, in_doubt);
+        let hold = Hold::granted(self.owner, claim.need.terms, lease, asked, in_doubt);
         let (details, may_be_named) = match by {
             By::Reply { message, details, may_be_named, .. } => {
                 // The message has the chain's true age. The gate can only estimate the age.

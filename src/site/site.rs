@@ -310,7 +310,7 @@ impl Leaseholder for Site {
     }
 
     fn expects_hold(&self, now: u64) -> bool {
-        self.gate.takes_turns(now)
+        self.gate.has_just_handed_on(now)
     }
 
     fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked> {

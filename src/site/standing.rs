@@ -16,7 +16,7 @@ use crate::scripts::fair::{FairScripts, followers};
 impl Recipient for Arc<QueuedThread> {
     fn receive(&self, message: &Message<'_>) -> bool {
         match message {
-            Message::Ask { .. } => self.wake_with(|messages| messages.is_missed = true),
+            Message::Ask { .. } => self.wake_with(|messages| messages.must_ask = true),
             Message::Grant(grant)
                 if (grant.database, grant.lock) == (self.database, &*self.lock) =>
             {

@@ -18,7 +18,7 @@ use redlatch_client::sync::Thread;
 use super::site::{Leaving, Site};
 use crate::ask::Asked;
 use crate::error::{Error, ErrorKind};
-use crate::hold::{GrantDetails, Hold, Live, Tenancy, Terms};
+use crate::hold::{GrantDetails, Hold, KeepsLive, Tenancy, Terms};
 use crate::order::LeaveOutcome;
 use crate::scripts::lock::{Acquired, Released};
 use crate::scripts::{Mode, Owner, Replied, Trouble};
@@ -132,8 +132,8 @@ impl Site {
                 let chain = self.gate.chain(asked.at);
                 let details = GrantDetails { places, tokens, chain, by_message: false };
                 // A late copy of the request takes no free lock, so the hold is not in doubt.
-                let hold = Hold::leased(owner, terms, lease, asked, false);
-                let mut live = Some(Live::Owner(live));
+                let hold = Hold::granted(owner, terms, lease, asked, false);
+                let mut live = Some(KeepsLive::Owner(live));
                 return self.adopted(&hold.with_details(details, None).of_live(&mut live), terms);
             }
             Ok(Replied { reply, .. }) => {

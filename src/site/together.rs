@@ -85,7 +85,7 @@ pub(crate) fn ask_for_all(
             _ => EntryReply::NotTaken,
         };
         if let Ok((_, Try::Granted(granted))) = entry.request_answered(site, now, reply, in_doubt) {
-            tenancies.push(entry.tenancy_of(site, claim, granted, now));
+            tenancies.push(entry.make_tenancy(site, claim, granted, now));
         }
     }
     Ok(match tenancies.len() == asked.len() {

@@ -473,8 +473,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 // The last answer shows that the server is up, unless the server refused a channel
                 // or did not confirm it in time. If the leader was cancelled, the answer still
                 // counts for the threads that queued behind the leader.
-                let heard = slept.as_ref().err().is_none_or(|it| it.kind() == ErrorKind::Cancelled);
-                if let Some(at) = answered_at.take().filter(|_| heard) {
+                let is_up = slept.as_ref().err().is_none_or(|it| it.kind() == ErrorKind::Cancelled);
+                if let Some(at) = answered_at.take().filter(|_| is_up) {
                     site.was_answered(at);
                 }
                 slept?;

@@ -104,11 +104,11 @@ impl<N, G, I> Queue<N, G, I> {
 
     /// Takes the leadership if no other thread leads or waits.
     pub(crate) fn try_lead(&mut self) -> Option<Leadership> {
-        if self.first().is_some() { None } else { self.lead_first() }
+        if self.first().is_some() { None } else { self.lead_before_waiters() }
     }
 
     /// Takes the leadership if no other thread leads, even if threads wait.
-    pub(crate) fn lead_first(&mut self) -> Option<Leadership> {
+    pub(crate) fn lead_before_waiters(&mut self) -> Option<Leadership> {
         self.leadership.take()
     }
 

@@ -104,7 +104,7 @@ fn refused(now: u64, place: u32) -> EntryReply<char> {
 
 fn waits() -> Event {
     let sleep = Duration::from_secs(60);
-    answered(EntryReply::Waits { now: SERVER + 100, sleep, came_back: false })
+    answered(EntryReply::Queued { now: SERVER + 100, sleep, came_back: false })
 }
 
 /// A grant message with this server time, received at this time of the process's clock, both in ms.
@@ -125,8 +125,8 @@ fn inbox<const N: usize>(received: [Received; N]) -> Inbox<char> {
                 inbox.grant.get_or_insert(granted);
             }
             Received::Open { until } => inbox.open_until = Some(until),
-            Received::Public => inbox.is_public = true,
-            Received::Missed => inbox.is_missed = true,
+            Received::Public => inbox.has_public_release = true,
+            Received::Missed => inbox.must_ask = true,
         }
     }
     inbox
@@ -435,9 +435,9 @@ fn what_a_wait_leaves_to_undo_follows_from_the_replies() {
         let mut entry = asking();
         entry.answered(101 * MS, reply, in_doubt);
         assert_eq!(ends(entry.clone()), undo, "{reply:?} {in_doubt}");
-        assert_eq!(entry.may_stand(), stands, "{reply:?} {in_doubt}");
+        assert_eq!(entry.may_be_queued(), stands, "{reply:?} {in_doubt}");
         step(&mut entry, 200 * MS, asks(200));
-        assert!(entry.may_stand(), "it has asked before");
+        assert!(entry.may_be_queued(), "it has asked before");
     }
 }
 

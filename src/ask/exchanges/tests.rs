@@ -21,7 +21,7 @@ fn asking(at: u64) -> Exchanges {
 
 /// Notes a reply to the last request: the owner has an entry.
 fn stands(exchanges: &mut Exchanges, now: u64, server: u64) {
-    exchanges.stands(now * MS, SERVER + server);
+    exchanges.note_queued(now * MS, SERVER + server);
     exchanges.refused(SERVER + server);
 }
 

@@ -77,7 +77,7 @@ impl FairEntry {
             return self.leadership.is_some() && !self.queue.is_busy();
         };
         let inbox = queued.recipient.inbox.lock();
-        !inbox.messages.is_empty() || inbox.passed.is_some()
+        !inbox.messages.is_empty() || inbox.passed_hold.is_some()
     }
 
     /// Reads the inbox. Returns the tenancy if the thread was granted the lock and the grant is
@@ -87,7 +87,7 @@ impl FairEntry {
         let messages = inbox.messages.take();
         // If the messages have a grant, a passed hold stays in the inbox. If that grant is no
         // longer valid, the next step is a request to the server.
-        let passed = if messages.grant.is_some() { None } else { inbox.passed.take() };
+        let passed = if messages.grant.is_some() { None } else { inbox.passed_hold.take() };
         drop(inbox);
         if messages.is_empty() {
             return passed;
@@ -95,7 +95,7 @@ impl FairEntry {
         let (now, collector) = (clock::now(), Collector::now(&self.queue.site, self.terms));
         let granted = self.entry.machine.collect(now, messages, collector);
         listening.ask_at = listening.ask_at.min(self.entry.machine.ask_at());
-        granted.map(|granted| self.tenancy_of(granted)).or(passed)
+        granted.map(|granted| self.make_tenancy(granted)).or(passed)
     }
 
     /// Sends one request. The leader of the newcomers also asks for its companions, the other
@@ -249,11 +249,11 @@ impl FairEntry {
                 // server names an earlier time only for the first waiters in the queue.
                 let sleep = ask_after
                     .map_or_else(|| Self::slow_question(core), |ask| ask.max(SHORTEST_ASK));
-                self.steps(EntryReply::Waits { now, sleep, came_back }, in_doubt, None)
+                self.steps(EntryReply::Queued { now, sleep, came_back }, in_doubt, None)
             }
             FairAcquired::Missing { now } => {
                 let (sleep, came_back) = (Duration::ZERO, false);
-                self.steps(EntryReply::Waits { now, sleep, came_back }, in_doubt, None)?;
+                self.steps(EntryReply::Queued { now, sleep, came_back }, in_doubt, None)?;
                 self.comes_back(listening)
             }
         }
@@ -280,13 +280,13 @@ impl FairEntry {
         }
         let (queue, now) = (Arc::clone(&self.queue), clock::now());
         let (_, tried) = self.entry.request_answered(&queue.site, now, reply, in_doubt)?;
-        Ok(tried.map(|granted| self.tenancy_of(granted)))
+        Ok(tried.map(|granted| self.make_tenancy(granted)))
     }
 
     /// Makes a hold and its first tenancy from the grant.
-    fn tenancy_of(&mut self, granted: Granted<Followers>) -> Arc<Tenancy> {
+    fn make_tenancy(&mut self, granted: Granted<Followers>) -> Arc<Tenancy> {
         let Granted { asked, lease, in_doubt, by } = granted;
-        let hold = Hold::leased(self.entry.owner, self.terms, lease, asked, in_doubt);
+        let hold = Hold::granted(self.entry.owner, self.terms, lease, asked, in_doubt);
         let followers = match by {
             By::Reply { message, details, .. } => message.unwrap_or(details),
             By::Message { details, .. } => details,

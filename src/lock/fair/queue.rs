@@ -152,7 +152,7 @@ impl FairQueue {
         leadership: Leadership,
     ) {
         // The signals in `gone` are dropped after the mutex is released.
-        let (mut told, mut gone) = (Vec::new(), Vec::new());
+        let (mut wakes, mut gone) = (Vec::new(), Vec::new());
         let mut waiters = self.waiters.lock();
         for (newcomer, answer) in companions {
             let signal = match answer {
@@ -160,14 +160,14 @@ impl FairQueue {
                 Err(error) => Signal::Failed(error),
             };
             match waiters.newcomers.signal(&newcomer, signal) {
-                Ok(wake) => told.push(wake),
+                Ok(wake) => wakes.push(wake),
                 Err(signal) => gone.push(signal),
             }
         }
         let (next, _) = waiters.newcomers.promote(leadership, None);
         drop(waiters);
         next.now();
-        told.into_iter().for_each(Wake::now);
+        wakes.into_iter().for_each(Wake::now);
     }
 
     /// Returns the other queued waiters of the process, for one request that restores the entries

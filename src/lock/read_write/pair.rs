@@ -25,7 +25,7 @@ impl Pair {
         core.members.of::<Self>().get(&core.key(name), |key| {
             let name = core.name(key);
             let gate = Gate::new(Mode::Write);
-            let read = Arc::new(Site::behind(core, &name, gate.beside(Mode::Read)));
+            let read = Arc::new(Site::behind(core, &name, gate.for_mode(Mode::Read)));
             let write = Arc::new(Site::behind(core, &name, gate));
             Self { core: Arc::clone(core), read, write, name }
         })

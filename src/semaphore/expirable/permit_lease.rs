@@ -216,7 +216,7 @@ impl Leaseholder for PermitLease {
         let hold = &self.hold;
         let state = RenewalState {
             taken_at: since,
-            wanted_since: since,
+            watched_since: since,
             deadline: hold.deadline(),
             is_provisional: false,
             // The watchdog also renews the lease between two guards.

@@ -13,7 +13,7 @@ const NEED: LockNeed = LockNeed { mode: Mode::Lock, terms: Terms::watched(LEASE)
 /// thread's guard must not report "held".
 #[test]
 fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
-    let gate = Gate::new(Mode::Write).beside(Mode::Read);
+    let gate = Gate::new(Mode::Write).for_mode(Mode::Read);
     let [one, two] = [(); 2].map(|()| Thread::placeholder());
     let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
     let owner = ClientId::random().unwrap().next_owner();

@@ -87,7 +87,7 @@ fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
     let keeps_alarm = |chain| {
         let (terms, owner) = (Terms::watched(LEASE), site.core.id.next_owner());
         let details = GrantDetails { places: 1, chain, ..GrantDetails::default() };
-        let hold = Hold::leased(owner, terms, LEASE / 30, Asked::now(&site), false);
+        let hold = Hold::granted(owner, terms, LEASE / 30, Asked::now(&site), false);
         let hold = Arc::new(hold.with_details(details, None));
         let tenancy = Arc::new(Tenancy::new(hold, Thread::current()));
         assert!(site.admit(&tenancy, terms, &mut None).unwrap());

@@ -324,8 +324,8 @@ impl Process {
         }
         let State::Waiting(wait) = &mut self.state else { return };
         match heard {
-            Heard::Confirmed => wait.inbox.is_missed = true,
-            Heard::Message(Message::Public { .. }) => wait.inbox.is_public = true,
+            Heard::Confirmed => wait.inbox.must_ask = true,
+            Heard::Message(Message::Public { .. }) => wait.inbox.has_public_release = true,
             Heard::Message(Message::Open { owner, left }) => {
                 if present == Some(owner) {
                     wait.inbox.open_until = Some(now + left as u64 * MS);

@@ -239,8 +239,10 @@ impl Process {
             Input::Reply { sent, request, reply } => self.replied(now, sent, &request, reply),
             Input::InDoubt(request) => self.doubt(now, request),
             Input::Message(message) => self.told(now, message),
-            Input::Public | Input::Listening => self.tell(now, |inbox| inbox.is_public = true),
-            Input::Subscribed => self.tell(now, |inbox| inbox.is_missed = true),
+            Input::Public | Input::Listening => {
+                self.tell(now, |inbox| inbox.has_public_release = true)
+            }
+            Input::Subscribed => self.tell(now, |inbox| inbox.must_ask = true),
             Input::Timer(timer) => self.timer(now, timer),
         }
         std::mem::take(&mut self.outputs)
