@@ -387,21 +387,17 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         let Self { synchronizer, claim, .. } = *self;
         loop {
             let lead = leadership.lead_or(|it| synchronizer.request_state(claim, it));
-            let granted = match self.await_grant(lead) {
-                Ok(granted) => granted,
-                Err(error) => {
-                    self.go_on(0, error)?;
-                    continue;
+            match self.await_grant(lead) {
+                Err(error) => self.go_on(0, error)?,
+                Ok(None) => return Ok(None),
+                Ok(Some(grant)) => {
+                    // If `admit` finds that the grant has ended, the leader asks at once.
+                    lead.listening.ask_at = 0;
+                    let admitted = synchronizer.admit(&mut leadership, grant, claim)?;
+                    if admitted.is_some() || claim.wait.is_over() {
+                        return Ok(admitted);
+                    }
                 }
-            };
-            let Some(grant) = granted else { return Ok(None) };
-            // If `admit` finds that the grant has ended, the leader asks at once.
-            lead.listening.ask_at = 0;
-            if let Some(grant) = synchronizer.admit(&mut leadership, grant, claim)? {
-                return Ok(Some(grant));
-            }
-            if claim.wait.is_over() {
-                return Ok(None);
             }
         }
     }
