@@ -74,7 +74,7 @@ pub(crate) struct Tenancy {
     index: AtomicU32,
     /// Whether the observer was told about the tenancy ([`HAD`]), and whether the tenancy was lost
     /// ([`LOST`]).
-    heard: AtomicU8,
+    reported: AtomicU8,
 }
 
 const HAD: u8 = 1;
@@ -139,7 +139,7 @@ impl Tenancy {
             end: Mutex::new(End::NotYet(None)),
             ended: AtomicBool::new(false),
             index: AtomicU32::new(0),
-            heard: AtomicU8::new(0),
+            reported: AtomicU8::new(0),
         }
     }
 
@@ -180,7 +180,7 @@ impl Tenancy {
     /// told that the thread had the hold. (A hold may end before the call that took the hold has
     /// returned.)
     pub(crate) fn tell_released(&self, core: &Core, name: &Name) {
-        if self.heard.load(Ordering::SeqCst) & HAD == 0 {
+        if self.reported.load(Ordering::SeqCst) & HAD == 0 {
             return;
         }
         core.observe(Count::Released, 1, |it| {
@@ -243,7 +243,7 @@ impl Tenancy {
     }
 
     /// Returns how long the server will keep the hold, even if no thread wants it for that long.
-    pub(crate) fn granted_for(&self) -> Duration {
+    pub(crate) fn lease_left(&self) -> Duration {
         let ended = self.ended.load(Ordering::Acquire);
         let hold = self.hold();
         if ended || hold.lost().is_some() {
@@ -394,7 +394,7 @@ impl Tenancy {
     /// Tells the observer about the loss, if the observer was told that the thread had the hold.
     /// Otherwise, [`observed`](Self::observed) reports the loss later.
     pub(crate) fn tell_lost(&self, core: &Core, name: &Name, reason: LostReason) {
-        if self.heard.fetch_or(LOST, Ordering::SeqCst) & HAD == 0 {
+        if self.reported.fetch_or(LOST, Ordering::SeqCst) & HAD == 0 {
             return;
         }
         core.observe_soon(Count::Lost, || {
@@ -414,7 +414,7 @@ impl Tenancy {
     /// Records that the observer was told that the thread has the hold. If the hold was lost before
     /// that, now reports the loss.
     pub(crate) fn observed(&self, core: &Core, name: &Name) {
-        if self.heard.fetch_or(HAD, Ordering::SeqCst) == LOST
+        if self.reported.fetch_or(HAD, Ordering::SeqCst) == LOST
             && let HoldState::Lost(reason) = self.state()
         {
             self.tell_lost(core, name, reason);

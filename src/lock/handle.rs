@@ -159,7 +159,7 @@ impl Handle {
     pub(crate) fn ensure_lease(&self, tenancy: &Arc<Tenancy>) -> Result<bool, Error> {
         let (site, terms) = (&self.site, self.terms());
         match terms.fixed_lease() {
-            Some(lease) if tenancy.granted_for() < lease => return self.lengthen(tenancy, lease),
+            Some(lease) if tenancy.lease_left() < lease => return self.lengthen(tenancy, lease),
             // The watchdog must renew the lease from now on. (Earlier threads of the hold that
             // wanted renewals may have left.)
             None if site.mode == Mode::Read => site.arm_for(tenancy, terms.lease()),

@@ -252,7 +252,7 @@ impl HeldLock {
     /// Extends the hold's lease at the server, unless the hold already has this lease.
     fn lengthen(&self, lease: Duration) -> Result<(), Error> {
         let (site, hold) = (&self.handle.site, &self.tenancy.hold());
-        if self.tenancy.granted_for() >= lease {
+        if self.tenancy.lease_left() >= lease {
             return Ok(());
         }
         // The guard's thread may be about to release the lock. From here on, that thread does not

@@ -135,8 +135,8 @@ impl Site {
     ) -> Result<(), Error> {
         // This call drops the callbacks, so it comes after the release. The drop of a value that a
         // callback has captured may take this very lock.
-        let unheard = tenancy.finish_released();
-        if unheard.is_some() {
+        let callbacks = tenancy.finish_released();
+        if callbacks.is_some() {
             match &done {
                 // The server has just answered that the hold was lost.
                 Err(error) if error.kind() == ErrorKind::LeaseLost => {

@@ -289,7 +289,7 @@ impl PermitSource for SemaphoreSite {
             }
             Ok(Replied { reply: (Some(taken @ 1..), mark), .. }) => {
                 self.applied(request_id, -i64::from(taken), mark);
-                Ok(PermitReply::Given(counted(taken)))
+                Ok(PermitReply::Granted(counted(taken)))
             }
             Ok(Replied { reply: (taken, _), .. }) => {
                 self.requests.close(request_id);

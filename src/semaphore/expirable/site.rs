@@ -346,7 +346,7 @@ impl PermitSource for ExpirableSite {
             });
         }
         self.keep(&given, asked);
-        Ok(PermitReply::Given(leased(given)))
+        Ok(PermitReply::Granted(leased(given)))
     }
 
     fn give_to_server(self: &Arc<Self>, permits: Permits<Arc<PermitLease>>) {

@@ -80,7 +80,7 @@ const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) enum PermitReply<L> {
     /// Permits for the first need, and perhaps for further needs.
-    Given(Permits<L>),
+    Granted(Permits<L>),
     /// Too few permits are free for the first need. The value is the time after which more permits
     /// may be free, even if no message arrives.
     Refused(Option<Duration>),
@@ -275,8 +275,8 @@ fn request_for<S: PermitSource>(
     clients: u64,
 ) -> Result<Answered<S::Lease>, Error> {
     let (arrivals, asked) = (site.gate().arrivals(), clock::now());
-    let mut given = match site.request(needs, own.terms, clients) {
-        Ok(PermitReply::Given(given)) => given,
+    let mut granted = match site.request(needs, own.terms, clients) {
+        Ok(PermitReply::Granted(granted)) => granted,
         Ok(PermitReply::Refused(left)) => return Ok(Answered { own: None, number: 0, left }),
         Err(RequestFailed { error, concerns_it_alone }) => {
             if !concerns_it_alone {
@@ -285,9 +285,9 @@ fn request_for<S: PermitSource>(
             return Err(error);
         }
     };
-    let number = given.number;
-    let own = given.take(own);
-    let rest = site.gate().granted(given, asked);
+    let number = granted.number;
+    let own = granted.take(own);
+    let rest = site.gate().granted(granted, asked);
     if rest.number > 0 {
         site.give_to_server(rest);
     }
