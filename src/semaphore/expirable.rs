@@ -482,7 +482,7 @@ impl ExpirableSemaphore {
     }
 
     fn check_number(&self, permits: usize) -> Result<(), Error> {
-        let most = ExpirableSite::MOST;
+        let most = ExpirableSite::MAX_PERMITS;
         if permits > most as usize {
             let message = format!(
                 "{permits} permits at once are too many: it may be at most \

@@ -243,8 +243,8 @@ impl SemaphoreSite {
 impl PermitSource for SemaphoreSite {
     type Lease = Infallible;
     const KIND: Kind = Kind::Semaphore;
-    const LAPSE: bool = false;
-    const MOST: u32 = u32::MAX;
+    const HAS_LEASES: bool = false;
+    const MAX_PERMITS: u32 = u32::MAX;
 
     fn core(&self) -> &Arc<Core> {
         &self.core
@@ -285,7 +285,7 @@ impl PermitSource for SemaphoreSite {
                 ..
             }) => {
                 let error = self.take_back(request_id, asked, taken.into(), unacknowledged);
-                Err(RequestFailed { error, concerns_it_alone: false })
+                Err(RequestFailed { error, only_this_request: false })
             }
             Ok(Replied { reply: (Some(taken @ 1..), mark), .. }) => {
                 self.applied(request_id, -i64::from(taken), mark);
@@ -299,9 +299,9 @@ impl PermitSource for SemaphoreSite {
                 Ok(PermitReply::Refused(None))
             }
             Err(trouble) => {
-                let concerns_it_alone =
+                let only_this_request =
                     matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
-                Err(RequestFailed { error: self.not_taken(request_id, trouble), concerns_it_alone })
+                Err(RequestFailed { error: self.not_taken(request_id, trouble), only_this_request })
             }
         }
     }
@@ -409,7 +409,7 @@ impl Release {
                 if heard == REFUSED {
                     site.route.lane().endpoint().health().lacks_publish();
                 }
-                site.gate.with_turn(|turn| turn.heard(heard, clock::now()));
+                site.gate.with_turn(|turn| turn.record_listeners(heard, clock::now()));
                 return match unacknowledged {
                     Some(unacknowledged) => Err(unacknowledged.of(&site.name).now(GIVEN_BACK_HERE)),
                     None => Ok(()),

@@ -144,7 +144,7 @@ impl ExpirableSite {
         // The turn must record the release before the release is sent, because a thread of this
         // process may ask for permits before the reply arrives. If the turn is over, that thread
         // must let other processes go first.
-        self.gate.with_turn(|turn| turn.released(clock::now()));
+        self.gate.with_turn(|turn| turn.record_release(clock::now()));
         let command = self.scripts().release_command(ids, true);
         let longest = ours.iter().map(|permit_lease| permit_lease.hold.longest_lease()).max();
         let longest = longest.unwrap_or_default().max(self.core.config.watchdog_timeout);
@@ -207,7 +207,7 @@ impl ExpirableSite {
             if heard == REFUSED {
                 self.route.lane().endpoint().health().lacks_publish();
             }
-            self.gate.with_turn(|turn| turn.heard(heard, clock::now()));
+            self.gate.with_turn(|turn| turn.record_listeners(heard, clock::now()));
         }
     }
 
@@ -269,10 +269,10 @@ impl ExpirableSite {
 impl PermitSource for ExpirableSite {
     type Lease = Arc<PermitLease>;
     const KIND: Kind = Kind::ExpirableSemaphore;
-    const LAPSE: bool = true;
+    const HAS_LEASES: bool = true;
     // More permits would exceed the limit of Lua's `unpack`. This constant also limits the server's
     // work for one call.
-    const MOST: u32 = 1_024;
+    const MAX_PERMITS: u32 = 1_024;
 
     fn core(&self) -> &Arc<Core> {
         &self.core
@@ -306,9 +306,9 @@ impl PermitSource for ExpirableSite {
         let (asked, lease) = (self.asked(), terms.lease());
         let Replied { reply, in_doubt, unacknowledged } =
             self.scripts().try_acquire(lease, clients, needs, &ids).map_err(|trouble| {
-                let concerns_it_alone =
+                let only_this_request =
                     matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
-                RequestFailed { error: self.not_taken(trouble, &ids, lease), concerns_it_alone }
+                RequestFailed { error: self.not_taken(trouble, &ids, lease), only_this_request }
             })?;
         if reply != TakenPermit::Missing {
             self.size.met();
@@ -333,7 +333,7 @@ impl PermitSource for ExpirableSite {
         if let Some(unacknowledged) = unacknowledged {
             return Err(RequestFailed {
                 error: self.take_back(given, lease, asked, in_doubt, unacknowledged),
-                concerns_it_alone: false,
+                only_this_request: false,
             });
         }
         let given: Vec<_> =
@@ -342,7 +342,7 @@ impl PermitSource for ExpirableSite {
             self.release_later(&ids, lease);
             return Err(RequestFailed {
                 error: Error::late_grant(&self.name),
-                concerns_it_alone: true,
+                only_this_request: true,
             });
         }
         self.keep(&given, asked);
@@ -381,7 +381,7 @@ impl Member for ExpirableSite {
     fn end(self: Arc<Self>) {
         self.nudge();
         let held: Vec<_> = self.held.lock().values().cloned().collect();
-        for permit_leases in held.chunks(Self::MOST as usize) {
+        for permit_leases in held.chunks(Self::MAX_PERMITS as usize) {
             permit_leases.iter().for_each(|permit_lease| permit_lease.lose(LostReason::ShutDown));
             // If this fails, the client logs it, and the permits are free when their leases end.
             self.give_to_server(leased(permit_leases.to_vec()));

@@ -94,21 +94,21 @@ pub(crate) struct PermitRequestState {
 #[derive(Clone, Copy, Debug)]
 struct LastRefusal {
     /// The number of permits that were refused.
-    need: u32,
+    permits: u32,
     /// The channel's version before the request. If the version has changed, a message may have
     /// announced permits.
     version: u64,
     at: u64,
     /// The time from which a request may succeed even if no message has arrived.
-    until: Option<u64>,
+    retry_at: Option<u64>,
 }
 
 /// How long a refusal keeps later leaders from asking. The time must be limited: if the message
 /// that announces permits is lost, only a request finds the permits.
 const FRESH_REFUSAL: u64 = 100_000_000;
 
-/// The maximum number of threads for which a leader asks. It limits the server's work per call.
-const MOST_TOGETHER: usize = 128;
+/// The maximum number of needs in one request. It limits the server's work for the request.
+const MAX_NEEDS: usize = 128;
 
 /// Returns the first need that cannot be met if `permits` permits are given to the needs in order.
 pub(crate) fn first_unmet(needs: &[u32], mut permits: u32) -> Option<u32> {
@@ -151,7 +151,7 @@ impl<L> PermitGate<L> {
 
     /// Called after the server has refused the thread's request. Makes the thread the leader, or
     /// queues the thread if there is a leader.
-    pub(crate) fn refused(&self, thread: &Arc<Thread>, need: PermitNeed) -> EnterPermits<L> {
+    pub(crate) fn lead_or_queue(&self, thread: &Arc<Thread>, need: PermitNeed) -> EnterPermits<L> {
         let mut state = self.state.lock();
         let Some(leadership) = state.queue.try_lead() else {
             return Enter::Queued(state.queue.push(thread, need));
@@ -169,35 +169,35 @@ impl<L> PermitGate<L> {
             sum = sum.checked_add(need.permits).filter(|sum| *sum <= most)?;
             (need.terms == own.terms).then_some(need.permits)
         });
-        iter::once(own.permits).chain(behind).take(MOST_TOGETHER).collect()
+        iter::once(own.permits).chain(behind).take(MAX_NEEDS).collect()
     }
 
-    /// Records that the server has refused `need` permits to the leader. `version`: the channel's
-    /// version before the request. `left`: the time after which a request may succeed without a
-    /// message.
-    pub(crate) fn refused_at(&self, version: u64, need: u32, left: Option<Duration>) {
+    /// Records that the server has refused the leader `permits` permits. `version`: the channel's
+    /// version before the request. `retry_after`: the time after which a request may succeed
+    /// without a message.
+    pub(crate) fn record_refusal(&self, version: u64, permits: u32, retry_after: Option<Duration>) {
         let at = clock::now();
-        let until = left.map(|left| at.saturating_add(clock::nanos(left)));
-        self.state.lock().refusal = Some(LastRefusal { need, version, at, until });
+        let retry_at = retry_after.map(|it| at.saturating_add(clock::nanos(it)));
+        self.state.lock().refusal = Some(LastRefusal { permits, version, at, retry_at });
     }
 
     /// Returns `Some` if the server would probably refuse the leader: it has just refused the same
     /// number of permits, or fewer, to an earlier leader, and no message has arrived since. (If
     /// `version` is `None`, the leader does not listen, and only the age of the refusal counts.)
     /// The inner value is the time after which a request may succeed, if this time is known.
-    pub(crate) fn refusal(
+    pub(crate) fn recent_refusal(
         &self,
         version: Option<u64>,
         need: PermitNeed,
     ) -> Option<Option<Duration>> {
         let now = clock::now();
         let refusal = self.state.lock().refusal?;
-        let counts = refusal.need <= need.permits
+        let counts = refusal.permits <= need.permits
             && version.is_none_or(|version| version == refusal.version)
             && now.saturating_sub(refusal.at) < FRESH_REFUSAL
-            && refusal.until.is_none_or(|until| now < until);
-        let left = |until: u64| Duration::from_nanos(until.saturating_sub(now));
-        counts.then(|| refusal.until.map(left))
+            && refusal.retry_at.is_none_or(|retry_at| now < retry_at);
+        let retry_after = |retry_at: u64| Duration::from_nanos(retry_at.saturating_sub(now));
+        counts.then(|| refusal.retry_at.map(retry_after))
     }
 
     /// Whether a thread passed permits to the leader.
@@ -212,18 +212,18 @@ impl<L> PermitGate<L> {
 
     /// Ends the leadership, and makes the first thread in the queue the leader. Returns the permits
     /// that were passed to the old leader but not collected.
-    pub(crate) fn leader_leaves(&self, leadership: Leadership) -> Option<Permits<L>> {
+    pub(crate) fn end_leadership(&self, leadership: Leadership) -> Option<Permits<L>> {
         let mut state = self.state.lock();
         // The next thread is the leader even before it wakes up. So a thread that gives permits
         // back in the meantime can pass them to the new leader.
         let next =
             state.queue.first().map(|first| PermitLeader::new(first.thread(), *first.need()));
-        let left = std::mem::replace(&mut state.leader, next);
-        let left = left.and_then(|leader| leader.passed);
+        let old = std::mem::replace(&mut state.leader, next);
+        let passed = old.and_then(|leader| leader.passed);
         let (wake, _) = state.queue.promote(leadership, None);
         drop(state);
         wake.now();
-        left
+        passed
     }
 
     /// Distributes permits that the server has granted for the threads behind the asking thread.
@@ -231,20 +231,20 @@ impl<L> PermitGate<L> {
     /// in the queue now. Returns the permits that no waiting thread gets: the caller must give them
     /// back to the server. `asked`: the time at which the request was sent. If the pause after the
     /// last turn was over at that time, a new turn begins.
-    pub(crate) fn granted(&self, others: Permits<L>, asked: u64) -> Permits<L> {
+    pub(crate) fn distribute(&self, others: Permits<L>, asked: u64) -> Permits<L> {
         let now = clock::now();
         let mut wakes = Vec::new();
         let mut rest = others;
         let mut state = self.state.lock();
-        state.turn.before(asked);
-        state.turn.granted(now);
+        state.turn.next_step(asked);
+        state.turn.record_grant(now);
         // These permits come from the server, so threads may get them even if the turn is over.
         while let Some(wake) = state.grant_first(&mut rest) {
-            state.turn.granted(now);
+            state.turn.record_grant(now);
             wakes.push(wake);
         }
         if rest.number > 0 {
-            state.turn.released(now);
+            state.turn.record_release(now);
         }
         drop(state);
         wakes.into_iter().for_each(Wake::now);
@@ -261,11 +261,11 @@ impl<L> PermitGate<L> {
         let mut state = self.state.lock();
         while rest.number > 0 && state.turn.may_pass(now) {
             let Some(wake) = state.pass_first(&mut rest) else { break };
-            state.turn.granted(now);
+            state.turn.record_grant(now);
             wakes.push(wake);
         }
         if rest.number > 0 {
-            state.turn.released(now);
+            state.turn.record_release(now);
         }
         drop(state);
         wakes.into_iter().for_each(Wake::now);
@@ -331,9 +331,9 @@ mod tests {
 
     fn queued(gate: &Gate, needs: &[u32]) {
         let thread = Thread::current();
-        assert!(matches!(gate.refused(&thread, need(1)), Enter::Leads(..)));
+        assert!(matches!(gate.lead_or_queue(&thread, need(1)), Enter::Leads(..)));
         for permits in needs {
-            assert!(matches!(gate.refused(&thread, need(*permits)), Enter::Queued(_)));
+            assert!(matches!(gate.lead_or_queue(&thread, need(*permits)), Enter::Queued(_)));
         }
     }
 
@@ -343,8 +343,8 @@ mod tests {
         queued(&gate, &[2, u32::MAX - 3, 1]);
         assert_eq!(gate.needs(need(1), u32::MAX), [1, 2, u32::MAX - 3]);
         let gate = Gate::new(Duration::ZERO);
-        queued(&gate, &[1; 2 * MOST_TOGETHER]);
-        assert_eq!(gate.needs(need(1), u32::MAX).len(), MOST_TOGETHER);
+        queued(&gate, &[1; 2 * MAX_NEEDS]);
+        assert_eq!(gate.needs(need(1), u32::MAX).len(), MAX_NEEDS);
     }
 
     #[test]
@@ -352,7 +352,7 @@ mod tests {
         let gate = Gate::new(Duration::ZERO);
         queued(&gate, &[1, 2, 3, 1]);
         assert_eq!(
-            gate.granted(permits(4), clock::now()).number,
+            gate.distribute(permits(4), clock::now()).number,
             1,
             "the next needs three, and nobody passes it"
         );
@@ -366,10 +366,10 @@ mod tests {
         let began = clock::now() - 9 * MS;
         let released = began + 4 * MS;
         gate.with_turn(|turn| {
-            turn.granted(began);
-            turn.released(released);
+            turn.record_grant(began);
+            turn.record_release(released);
         });
-        assert_eq!(gate.granted(permits(0), released).number, 0);
+        assert_eq!(gate.distribute(permits(0), released).number, 0);
         assert!(!gate.with_turn(|turn| turn.may_pass(began + 11 * MS)));
     }
 

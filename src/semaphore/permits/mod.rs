@@ -34,9 +34,9 @@ pub(crate) trait PermitSource: Sized {
     type Lease;
     const KIND: Kind;
     /// Whether permits have leases. A permit whose lease ends becomes free without a message.
-    const LAPSE: bool;
+    const HAS_LEASES: bool;
     /// The maximum number of permits of one request.
-    const MOST: u32;
+    const MAX_PERMITS: u32;
 
     fn core(&self) -> &Arc<Core>;
 
@@ -91,15 +91,15 @@ pub(crate) enum PermitReply<L> {
 pub(crate) struct RequestFailed {
     pub(crate) error: Error,
     /// Whether the failure concerns only this request. If so, other threads' requests may succeed.
-    pub(crate) concerns_it_alone: bool,
+    pub(crate) only_this_request: bool,
 }
 
 impl RequestFailed {
-    /// Returns the failure of a request that looks for the semaphore, or makes it.
+    /// Returns the failure of a request that reads the semaphore's size, or makes the semaphore.
     pub(crate) fn of_size(trouble: Trouble, name: &Name) -> Self {
-        let concerns_it_alone = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
+        let only_this_request = matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
         let error = trouble.into_error().of(name).now("no permit was taken");
-        Self { error, concerns_it_alone }
+        Self { error, only_this_request }
     }
 }
 
@@ -136,8 +136,8 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         // The gate may be open although the process's turn is over. In that case this thread must
         // pause, too. Otherwise its request would come right after a release of its own process,
         // and win every race. (If no other process listens, the pause is zero.)
-        if is_turn_over(&**self) {
-            request_state.pause = remaining_yield(&**self);
+        if must_pause(&**self) {
+            request_state.pause = remaining_pause(&**self);
         }
         if !wait.blocks() && !request_state.pause.is_zero() {
             // A call that does not block asks only once, so it lets other processes ask first.
@@ -148,7 +148,9 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
             }
         }
         if request_state.pause.is_zero() {
-            if let Answered { own: Some(own), .. } = request_for(self, *need, &[need.permits], 1)? {
+            if let RequestResult { own: Some(own), .. } =
+                request_for(self, *need, &[need.permits], 1)?
+            {
                 return Ok(Enter::Granted(own, Way::Free));
             }
             if wait.is_over() {
@@ -156,10 +158,10 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
             }
             request_state.was_refused = true;
         }
-        let entered = gate.refused(thread, *need);
+        let entered = gate.lead_or_queue(thread, *need);
         if let Enter::Leads(leadership, _) = entered {
             if request_state.pause.is_zero() {
-                request_state.pause = remaining_yield(&**self);
+                request_state.pause = remaining_pause(&**self);
             }
             return Ok(Enter::Leads(leadership, Some(Box::new(Lead::new(request_state)))));
         }
@@ -173,7 +175,7 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         _: &Claim<'_, PermitNeed>,
         _: &mut Option<Leadership>,
     ) -> PermitRequestState {
-        PermitRequestState { pause: remaining_yield(&**self), ..PermitRequestState::default() }
+        PermitRequestState { pause: remaining_pause(&**self), ..PermitRequestState::default() }
     }
 
     fn collect(
@@ -195,7 +197,7 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         match request_state.tries {
             0 => request_state.pause,
             1 => Duration::ZERO,
-            _ => stay_away(&**self),
+            _ => pause_before_request(&**self),
         }
     }
 
@@ -208,33 +210,34 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         let (gate, Lead { listening, request_state }) = (self.gate(), lead);
         let version = listening.public.version();
         request_state.tries = request_state.tries.saturating_add(1);
-        let left = if version.is_none() && request_state.was_refused {
+        let retry_after = if version.is_none() && request_state.was_refused {
             None
-        } else if let Some(left) = gate.refusal(version, claim.need) {
-            left
+        } else if let Some(retry_after) = gate.recent_refusal(version, claim.need) {
+            retry_after
         } else {
-            let needs = gate.needs(claim.need, S::MOST);
+            let needs = gate.needs(claim.need, S::MAX_PERMITS);
             let clients = clients(&**self);
-            let Answered { own, number, left } = request_for(self, claim.need, &needs, clients)?;
+            let RequestResult { own, granted, retry_after } =
+                request_for(self, claim.need, &needs, clients)?;
             // An unmet need is not recorded as a refusal in two cases, in which the next leader
             // must ask. First, the server may have left permits for other processes that may not
             // want them. Second, the reply to a grant does not say when the next lease ends, so the
             // next leader would sleep for too long.
-            let is_refusal = number == 0 || clients == 1 && !S::LAPSE;
-            let unmet = first_unmet(&needs, number).filter(|_| is_refusal);
+            let is_refusal = granted == 0 || clients == 1 && !S::HAS_LEASES;
+            let unmet = first_unmet(&needs, granted).filter(|_| is_refusal);
             if let Some((version, need)) = version.zip(unmet) {
-                gate.refused_at(version, need, left);
+                gate.record_refusal(version, need, retry_after);
             }
             if let Some(own) = own {
                 return Ok(Try::Granted(own));
             }
-            left
+            retry_after
         };
         if !claim.wait.is_over() {
             listening.public.listen(self.core(), self.channel());
         }
-        let left = left.map_or(Duration::MAX, |left| left.max(SHORTEST_SLEEP));
-        Ok(Try::Busy(left.min(slow_poll())))
+        let sleep = retry_after.map_or(Duration::MAX, |it| it.max(SHORTEST_SLEEP));
+        Ok(Try::Busy(sleep.min(slow_poll())))
     }
 }
 
@@ -250,20 +253,21 @@ impl<S: PermitSource> QueueSite for Arc<S> {
     fn transfer_leadership(&self, leadership: Leadership, _: Option<Lead<PermitRequestState>>) {
         // A thread may have passed permits to the leader just when the leader got other permits or
         // gave up.
-        if let Some(left) = self.gate().leader_leaves(leadership) {
-            self.give_back(left);
+        if let Some(passed) = self.gate().end_leadership(leadership) {
+            self.give_back(passed);
         }
     }
 }
 
 /// The result of a request.
-struct Answered<L> {
+struct RequestResult<L> {
     /// The asking thread's permits.
     own: Option<Permits<L>>,
     /// The number of permits that the server granted for this thread and the threads behind it. The
     /// threads behind already have their permits. Surplus permits are being given back.
-    number: u32,
-    left: Option<Duration>,
+    granted: u32,
+    /// After a refusal, the time after which another request may succeed without a message.
+    retry_after: Option<Duration>,
 }
 
 /// Sends one request for `needs`. The first need is the calling thread's own, and the other needs
@@ -273,42 +277,49 @@ fn request_for<S: PermitSource>(
     own: PermitNeed,
     needs: &[u32],
     clients: u64,
-) -> Result<Answered<S::Lease>, Error> {
+) -> Result<RequestResult<S::Lease>, Error> {
     let (arrivals, asked) = (site.gate().arrivals(), clock::now());
     let mut granted = match site.request(needs, own.terms, clients) {
         Ok(PermitReply::Granted(granted)) => granted,
-        Ok(PermitReply::Refused(left)) => return Ok(Answered { own: None, number: 0, left }),
-        Err(RequestFailed { error, concerns_it_alone }) => {
-            if !concerns_it_alone {
+        Ok(PermitReply::Refused(retry_after)) => {
+            return Ok(RequestResult { own: None, granted: 0, retry_after });
+        }
+        Err(RequestFailed { error, only_this_request }) => {
+            if !only_this_request {
                 site.fail_before(arrivals, &error);
             }
             return Err(error);
         }
     };
-    let number = granted.number;
+    let granted = granted.number;
     let own = granted.take(own);
-    let rest = site.gate().granted(granted, asked);
+    let rest = site.gate().distribute(granted, asked);
     if rest.number > 0 {
         site.give_to_server(rest);
     }
-    Ok(Answered { own, number, left: None })
+    Ok(RequestResult { own, granted, retry_after: None })
 }
 
-/// Sleeps while other processes ask first.
+/// Sleeps for `pause`, while other processes ask for permits first.
 fn sleep_for<S: PermitSource>(
     site: &S,
     Claim { thread, wait, .. }: &Claim<'_, PermitNeed>,
-    rest: Duration,
+    pause: Duration,
 ) -> Result<(), Error> {
-    let until = Instant::now().checked_add(rest);
+    let until = Instant::now().checked_add(pause);
     doze(site.core(), site.name(), thread, wait, until, || false)
 }
 
-/// Returns how long the leader waits after a wake-up, so that other processes can ask first.
-fn stay_away<S: PermitSource>(site: &S) -> Duration {
-    let rest = remaining_yield(site);
+/// Returns how long the leader waits after a wake-up, so that other processes can ask for permits
+/// first.
+fn pause_before_request<S: PermitSource>(site: &S) -> Duration {
+    let pause = remaining_pause(site);
     let own = own_listeners(site);
-    if rest.is_zero() { site.gate().with_turn(|turn| turn.pause(own, clock::now())) } else { rest }
+    if pause.is_zero() {
+        site.gate().with_turn(|turn| turn.pause(own, clock::now()))
+    } else {
+        pause
+    }
 }
 
 /// The number of this client's listeners to the semaphore's channel: one or zero. The number of
@@ -317,9 +328,11 @@ fn own_listeners<S: PermitSource>(site: &S) -> i64 {
     i64::from(site.core().pubsub.listening(site.channel()).is_some())
 }
 
-fn is_turn_over<S: PermitSource>(site: &S) -> bool {
+/// Returns whether this process's turn is over, so that its threads must pause. If the pause is
+/// over, resets the turn.
+fn must_pause<S: PermitSource>(site: &S) -> bool {
     let now = clock::now();
-    site.gate().with_turn(|turn| matches!(turn.before(now), NextStep::Yield(_)))
+    site.gate().with_turn(|turn| matches!(turn.next_step(now), NextStep::Pause(_)))
 }
 
 /// Returns the number of processes that want permits, according to the replies to releases. Without
@@ -328,20 +341,20 @@ fn clients<S: PermitSource>(site: &S) -> u64 {
     let own = own_listeners(site);
     site.gate().with_turn(|turn| match turn.others(own) {
         Some(others) => others.saturating_add(1),
-        None if turn.only_own_heard(own) => 1,
+        None if turn.only_own_listen(own) => 1,
         None => 2,
     })
 }
 
 /// Returns the remaining pause after this process's turn, or zero if no other process listens.
-fn remaining_yield<S: PermitSource>(site: &S) -> Duration {
+fn remaining_pause<S: PermitSource>(site: &S) -> Duration {
     let now = clock::now();
     let own = own_listeners(site);
-    site.gate().with_turn(|turn| match turn.before(now) {
-        NextStep::Yield(last) => {
-            let stays = turn.end(own) > 0;
-            turn.yielded(stays);
-            if stays { turn.remaining_pause(last.at, now) } else { Duration::ZERO }
+    site.gate().with_turn(|turn| match turn.next_step(now) {
+        NextStep::Pause(last_release) => {
+            let others_listen = turn.end(own) > 0;
+            turn.record_pause(others_listen);
+            if others_listen { turn.remaining_pause(last_release.at, now) } else { Duration::ZERO }
         }
         NextStep::Ask => Duration::ZERO,
     })

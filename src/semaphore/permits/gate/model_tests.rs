@@ -67,8 +67,8 @@ impl QueueSite for Pool {
     }
 
     fn transfer_leadership(&self, leadership: Leadership, _: Option<Lead<PermitRequestState>>) {
-        if let Some(left) = self.gate.leader_leaves(leadership) {
-            self.give_back(left.number);
+        if let Some(passed) = self.gate.end_leadership(leadership) {
+            self.give_back(passed.number);
         }
         let thread = Thread::current();
         self.listeners.lock().retain(|listener| !Arc::ptr_eq(listener, &thread));
@@ -93,7 +93,7 @@ impl Synchronizer for Pool {
         if self.request(&[claim.need.permits])? > 0 {
             return Ok(Enter::Granted(permits(claim.need.permits), Way::Free));
         }
-        Ok(self.gate.refused(claim.thread, claim.need))
+        Ok(self.gate.lead_or_queue(claim.thread, claim.need))
     }
 
     fn request_state(
@@ -210,7 +210,7 @@ impl Pool {
             return Err(error);
         }
         if let Some(others) = taken.checked_sub(needs[0]) {
-            let rest = self.gate.granted(permits(others), asked).number;
+            let rest = self.gate.distribute(permits(others), asked).number;
             self.seen.together.fetch_add(usize::from(others > rest), Ordering::SeqCst);
             self.seen.surplus.fetch_add(usize::from(rest > 0), Ordering::SeqCst);
             self.give_to_server(rest);
