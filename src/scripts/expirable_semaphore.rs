@@ -66,7 +66,7 @@ pub(crate) struct ReturnedPermits {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PermitCounts {
     pub(crate) free: i64,
-    pub(crate) out: i64,
+    pub(crate) taken: i64,
 }
 
 impl ExpirableScripts<'_> {
@@ -136,9 +136,9 @@ impl ExpirableScripts<'_> {
         let command = Command::script(&PERMITS, &self.keys(), &[]);
         query(self.route, &command, RIGHTS, |reply| match &reply {
             Value::Array(parts) => match parts.as_slice() {
-                [Value::BulkString(free), Value::Int(lapsed), Value::Int(out)] => {
+                [Value::BulkString(free), Value::Int(lapsed), Value::Int(taken)] => {
                     let free = parsed(free).ok_or_else(|| unexpected(&reply))?;
-                    Ok(PermitCounts { free: free.saturating_add(*lapsed), out: *out })
+                    Ok(PermitCounts { free: free.saturating_add(*lapsed), taken: *taken })
                 }
                 _ => Err(unexpected(&reply)),
             },

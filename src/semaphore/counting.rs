@@ -300,7 +300,7 @@ impl Semaphore {
                 site.requests.close(request_id);
                 Ok(permits)
             }
-            Err(trouble) => Err(site.not_taken(request_id, trouble)),
+            Err(trouble) => Err(site.fail_acquire(request_id, trouble)),
         }
     }
 
@@ -441,7 +441,7 @@ impl Semaphore {
         }
         let Self { site, size, .. } = self;
         if let Some(size) = *size {
-            site.size.wants(size, permits, (&site.core, &site.name))?;
+            site.size.record(size, permits, (&site.core, &site.name))?;
         }
         let need = PermitNeed { permits, terms: None };
         let taken = permits::acquire(site, need, wait)?;

@@ -309,7 +309,7 @@ impl ExpirableSemaphore {
     ///
     /// One round trip.
     pub fn acquired_permits(&self) -> Result<i64, Error> {
-        self.counts().map(|counts| counts.out)
+        self.counts().map(|counts| counts.taken)
     }
 
     /// Returns the size of the semaphore: the number of all permits, free or taken.
@@ -322,7 +322,7 @@ impl ExpirableSemaphore {
     ///
     /// One round trip.
     pub fn permits(&self) -> Result<i64, Error> {
-        self.counts().map(|counts| counts.free.saturating_add(counts.out))
+        self.counts().map(|counts| counts.free.saturating_add(counts.taken))
     }
 
     /// Gives back the permit with this id, even if another process took it. If a guard of this
@@ -430,7 +430,7 @@ impl ExpirableSemaphore {
             }
             trouble.into_error_of(&site.name)
         })?;
-        held.updated(sent_at, lease, certain, updated);
+        held.handle_update(sent_at, lease, certain, updated);
         if updated { Ok(()) } else { Err(self.no_such_permit()) }
     }
 
@@ -516,7 +516,7 @@ impl ExpirableSemaphore {
             return Ok(Some(Vec::new()));
         }
         if let Some(size) = self.size {
-            self.site.size.wants(size, permits, (&self.site.core, &self.site.name))?;
+            self.site.size.record(size, permits, (&self.site.core, &self.site.name))?;
         }
         let need = PermitNeed { permits, terms: Some(self.terms) };
         loop {

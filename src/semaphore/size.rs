@@ -19,15 +19,15 @@ use crate::scripts::Trouble;
 pub(crate) struct Size {
     wanted: OnceLock<u32>,
     /// Whether a request for permits has found the semaphore.
-    is_met: AtomicBool,
+    is_found: AtomicBool,
     /// Whether a difference between two sizes was logged.
-    is_told: AtomicBool,
+    difference_is_logged: AtomicBool,
 }
 
 impl Size {
     /// Records the `size` that a handle wants. The client uses the first recorded size. Fails if
     /// the caller asks for more `permits` than `size`: the semaphore never has that many.
-    pub(super) fn wants(
+    pub(super) fn record(
         &self,
         size: u32,
         permits: u32,
@@ -42,51 +42,52 @@ impl Size {
         }
         let first = *self.wanted.get_or_init(|| size);
         if first != size {
-            let another = format!("another handle of this client wants {first}");
-            self.tell_another(size, &another, core, name);
+            let difference = format!("another handle of this client wants {first}");
+            self.log_difference(size, &difference, core, name);
         }
         Ok(())
     }
 
     /// Records that a request for permits has found the semaphore.
-    pub(super) fn met(&self) {
-        self.is_met.store(true, Ordering::Relaxed);
+    pub(super) fn record_found(&self) {
+        self.is_found.store(true, Ordering::Relaxed);
     }
 
-    /// Makes the semaphore if a handle wants a size and there is no semaphore. `look` reads the
-    /// number of permits from the server, or `None` if there is no semaphore. If this number
-    /// contradicts the wanted size, `another` returns a text for the log. Several threads may call
-    /// this method at the same time, because `try_set` succeeds only once.
-    pub(super) fn settle(
+    /// Makes the semaphore if a handle wants a size and there is no semaphore. `read_size` reads
+    /// the number of permits from the server, or `None` if there is no semaphore. If this number
+    /// contradicts the wanted size, `describe_difference` returns a text for the log. Several
+    /// threads may call this method at the same time, because `try_set` succeeds only once.
+    pub(super) fn ensure_exists(
         &self,
         (core, name): (&Core, &Name),
-        look: impl Fn() -> Result<Option<i64>, Trouble>,
-        another: impl Fn(i64, i64) -> Option<String>,
+        read_size: impl Fn() -> Result<Option<i64>, Trouble>,
+        describe_difference: impl Fn(i64, i64) -> Option<String>,
         try_set: impl FnOnce(u32) -> Result<bool, Trouble>,
     ) -> Result<(), Trouble> {
         let Some(wanted) = self.wanted.get().copied() else { return Ok(()) };
-        if self.is_met.load(Ordering::Relaxed) {
+        if self.is_found.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let mut found = look()?;
+        let mut found = read_size()?;
         if found.is_none() {
             if try_set(wanted)? {
                 return Ok(());
             }
             // Another client has made the semaphore.
-            found = look()?;
+            found = read_size()?;
         }
-        if let Some(another) = found.and_then(|found| another(found, wanted.into())) {
-            self.tell_another(wanted, &another, core, name);
+        let difference = found.and_then(|found| describe_difference(found, wanted.into()));
+        if let Some(difference) = difference {
+            self.log_difference(wanted, &difference, core, name);
         }
         Ok(())
     }
 
-    fn tell_another(&self, wanted: u32, another: &str, core: &Core, name: &Name) {
-        if !self.is_told.swap(true, Ordering::Relaxed) {
+    fn log_difference(&self, wanted: u32, difference: &str, core: &Core, name: &Name) {
+        if !self.difference_is_logged.swap(true, Ordering::Relaxed) {
             core.watchdog.log(Level::Warn, || {
                 format!(
-                    "a handle wants {wanted} permits of {name:?}, but {another}: nothing was \
+                    "a handle wants {wanted} permits of {name:?}, but {difference}: nothing was \
                      changed"
                 )
             });

@@ -74,7 +74,7 @@ impl Permit {
     /// this process get the permits.
     pub fn release(mut self) -> Result<(), Error> {
         let permits = std::mem::take(&mut self.permits);
-        self.give_back(permits, Giving::AwaitedForGood)
+        self.give_back(permits, Giving::AwaitedAndRepeated)
     }
 
     /// Leaves the permits taken, until a program calls [`Semaphore::release_forgotten`]. An

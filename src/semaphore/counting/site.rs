@@ -56,7 +56,7 @@ pub(super) enum Giving {
     Awaited,
     /// The caller waits for the reply. If the release fails, the client always sends it again,
     /// because no guard has the permits now.
-    AwaitedForGood,
+    AwaitedAndRepeated,
 }
 
 /// The maximum number of releases of a lane that have no reply yet. Above this number, dropped
@@ -92,16 +92,17 @@ impl SemaphoreSite {
     }
 
     /// If a handle has a size, makes the semaphore before the first request for permits.
-    fn settle_size(&self) -> Result<(), RequestFailed> {
+    fn ensure_exists(&self) -> Result<(), RequestFailed> {
         let Self { core, name, .. } = self;
         // The server does not know how many permits are taken.
-        let another = |free, wanted| (free > wanted).then(|| format!("{free} are free"));
+        let describe_difference =
+            |free, wanted| (free > wanted).then(|| format!("{free} are free"));
         let try_set = |size| {
             self.requests.with_one(&core.id, |id| self.scripts().try_set_permits(id, size, None))
         };
-        let look = || self.scripts().available_permits();
+        let read_size = || self.scripts().available_permits();
         self.size
-            .settle((core, name), look, another, try_set)
+            .ensure_exists((core, name), read_size, describe_difference, try_set)
             .map_err(|trouble| RequestFailed::of_size(trouble, name))
     }
 
@@ -115,11 +116,11 @@ impl SemaphoreSite {
         self.core.watchdog.applied(&self.name, &self.requests, request_id, permits, mark);
     }
 
-    /// Handles a failed acquire: gives back any permits that the server may have given.
-    pub(super) fn not_taken(&self, request_id: RequestId, trouble: Trouble) -> Error {
+    /// Handles a failed acquire: gives back any permits that the server may have granted.
+    pub(super) fn fail_acquire(&self, request_id: RequestId, trouble: Trouble) -> Error {
         let state = match &trouble {
             Trouble::Unknown(_) => {
-                self.run(self.scripts().abandon(request_id), request_id, 0);
+                self.repeat_in_background(self.scripts().abandon(request_id), request_id, 0);
                 if self.core.is_shut_down() {
                     "no permit is taken; the client has ended, and perhaps has not given back \
                      permits that the server gave: look at available_permits"
@@ -152,7 +153,7 @@ impl SemaphoreSite {
         let unacknowledged = unacknowledged.of(&self.name);
         let Ok(Replied { reply: is_known, in_doubt, .. }) = self.scripts().take_back(request_id)
         else {
-            self.run(self.scripts().abandon(request_id), request_id, 0);
+            self.repeat_in_background(self.scripts().abandon(request_id), request_id, 0);
             return unacknowledged.unacknowledged(false);
         };
         if is_known {
@@ -168,7 +169,11 @@ impl SemaphoreSite {
         }
         // The server has forgotten the request that took the permits, so a new request adds them.
         let request_id = self.open();
-        self.run(self.scripts().add_permits_command(request_id, taken), request_id, taken);
+        self.repeat_in_background(
+            self.scripts().add_permits_command(request_id, taken),
+            request_id,
+            taken,
+        );
         unacknowledged.unacknowledged(false)
     }
 
@@ -178,11 +183,11 @@ impl SemaphoreSite {
         permits: u32,
         giving: Giving,
     ) -> Result<(), Error> {
-        match self.gate.pass(counted(permits)).number {
+        match self.gate.pass(without_leases(permits)).number {
             0 => Ok(()),
             // Other threads have received some permits, so the caller must not repeat the release.
             rest if rest < permits && giving == Giving::Awaited => {
-                self.send_back(rest, Giving::AwaitedForGood)
+                self.send_back(rest, Giving::AwaitedAndRepeated)
             }
             rest => self.send_back(rest, giving),
         }
@@ -191,7 +196,7 @@ impl SemaphoreSite {
     fn send_back(self: &Arc<Self>, permits: u32, giving: Giving) -> Result<(), Error> {
         let posted = giving == Giving::Posted;
         if posted && self.route.lane().permits_posted.load(Ordering::Relaxed) >= MOST_POSTED {
-            self.owe(permits.into());
+            self.add_debt(permits.into());
             return Ok(());
         }
         let request_id = self.open();
@@ -205,16 +210,16 @@ impl SemaphoreSite {
             return Ok(());
         }
         let outcome = self.scripts().release(request_id, permits, false);
-        release.settle(outcome, giving != Giving::Awaited)
+        release.handle_outcome(outcome, giving != Giving::Awaited)
     }
 
     /// Adds permits to the debt, which a cleanup pays in the background.
-    fn owe(self: &Arc<Self>, permits: u64) {
+    fn add_debt(self: &Arc<Self>, permits: u64) {
         let mut debt = self.debt.lock();
         debt.permits = debt.permits.saturating_add(permits);
-        let cleanup = std::mem::replace(&mut debt.has_cleanup, true);
+        let had_cleanup = std::mem::replace(&mut debt.has_cleanup, true);
         drop(debt);
-        if !cleanup {
+        if !had_cleanup {
             self.core.watchdog.clean_up(Cleanup::owed(&self.name, Arc::clone(self) as _));
         }
     }
@@ -231,9 +236,9 @@ impl SemaphoreSite {
         }
     }
 
-    /// Sends a numbered request in the background. `permits`: the change in the number of free
-    /// permits, as in [`Requests::applied`].
-    fn run(&self, command: Command, request_id: RequestId, permits: i64) {
+    /// Sends a numbered request in the background, and repeats it until the server has applied it.
+    /// `permits`: the change in the number of free permits, as in [`Requests::applied`].
+    fn repeat_in_background(&self, command: Command, request_id: RequestId, permits: i64) {
         let cleanup =
             Cleanup::numbered(&self.name, command, &self.requests, request_id, Some(permits));
         self.core.watchdog.clean_up(cleanup);
@@ -268,7 +273,7 @@ impl PermitSource for SemaphoreSite {
         _: Option<Terms>,
         clients: u64,
     ) -> Result<PermitReply<Infallible>, RequestFailed> {
-        self.settle_size()?;
+        self.ensure_exists()?;
         let (request_id, asked) = (self.open(), self.route.incarnation());
         let outcome = self.scripts().try_acquire(request_id, clients, needs);
         if let Ok(Replied { reply: (Some(taken), _), in_doubt, .. }) = &outcome
@@ -276,7 +281,7 @@ impl PermitSource for SemaphoreSite {
             // free permits.
             && (*taken > 0 || !in_doubt)
         {
-            self.size.met();
+            self.size.record_found();
         }
         match outcome {
             Ok(Replied {
@@ -289,7 +294,7 @@ impl PermitSource for SemaphoreSite {
             }
             Ok(Replied { reply: (Some(taken @ 1..), mark), .. }) => {
                 self.applied(request_id, -i64::from(taken), mark);
-                Ok(PermitReply::Granted(counted(taken)))
+                Ok(PermitReply::Granted(without_leases(taken)))
             }
             Ok(Replied { reply: (taken, _), .. }) => {
                 self.requests.close(request_id);
@@ -301,7 +306,10 @@ impl PermitSource for SemaphoreSite {
             Err(trouble) => {
                 let only_this_request =
                     matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
-                Err(RequestFailed { error: self.not_taken(request_id, trouble), only_this_request })
+                Err(RequestFailed {
+                    error: self.fail_acquire(request_id, trouble),
+                    only_this_request,
+                })
             }
         }
     }
@@ -313,7 +321,7 @@ impl PermitSource for SemaphoreSite {
 }
 
 /// Permits without leases.
-fn counted(number: u32) -> Permits<Infallible> {
+fn without_leases(number: u32) -> Permits<Infallible> {
     Permits { number, terms: None, leases: Vec::new() }
 }
 
@@ -345,7 +353,7 @@ impl Debtor for SemaphoreSite {
             }
             Err(trouble) if resent || matches!(trouble, Trouble::Unknown(_)) => {
                 // The server may have applied the release, so it is repeated as the same request.
-                self.run(
+                self.repeat_in_background(
                     self.scripts().release_command(request_id, permits, true),
                     request_id,
                     given,
@@ -396,20 +404,22 @@ struct Release {
 }
 
 impl Release {
-    fn settle(
+    /// Handles the outcome of the release. `repeats`: whether the permits are added to the debt if
+    /// the server refused the release or the client could not send it.
+    fn handle_outcome(
         &self,
         outcome: Result<Replied<Marked<Option<i64>>>, Trouble>,
-        for_good: bool,
+        repeats: bool,
     ) -> Result<(), Error> {
         let site = &self.site;
         let trouble = match outcome {
-            Ok(Replied { reply: (heard, mark), unacknowledged, .. }) => {
+            Ok(Replied { reply: (listeners, mark), unacknowledged, .. }) => {
                 site.applied(self.request_id, self.permits.into(), mark);
-                let heard = heard.unwrap_or(0);
-                if heard == REFUSED {
+                let listeners = listeners.unwrap_or(0);
+                if listeners == REFUSED {
                     site.route.lane().endpoint().health().lacks_publish();
                 }
-                site.gate.with_turn(|turn| turn.record_listeners(heard, clock::now()));
+                site.gate.with_turn(|turn| turn.record_listeners(listeners, clock::now()));
                 return match unacknowledged {
                     Some(unacknowledged) => Err(unacknowledged.of(&site.name).now(GIVEN_BACK_HERE)),
                     None => Ok(()),
@@ -421,7 +431,7 @@ impl Release {
             Trouble::Unknown(_) => {
                 let copy =
                     site.scripts().release_command(self.request_id, self.permits.into(), true);
-                site.run(copy, self.request_id, self.permits.into());
+                site.repeat_in_background(copy, self.request_id, self.permits.into());
                 if site.core.is_shut_down() { NO_BACKGROUND } else { FOR_FOUR_MINUTES }
             }
             Trouble::Forgotten(_) => {
@@ -430,8 +440,8 @@ impl Release {
             }
             Trouble::Refused(_) | Trouble::Unsent(_) => {
                 site.requests.close(self.request_id);
-                if for_good {
-                    site.owe(self.permits.into());
+                if repeats {
+                    site.add_debt(self.permits.into());
                     site.in_the_background()
                 } else {
                     "no permit was given back"
@@ -467,8 +477,8 @@ impl ReplyReceiver for PostedRelease {
         lane.permits_posted.fetch_sub(1, Ordering::Relaxed);
         release.site.check_behind(release.request_id, &outcome);
         let outcome = released(outcome, &release.site.requests);
-        let outcome = outcome.map(|heard| Replied::counts(heard, false));
-        if let Err(error) = release.settle(outcome, true) {
+        let outcome = outcome.map(|reply| Replied::counts(reply, false));
+        if let Err(error) = release.handle_outcome(outcome, true) {
             release.site.core.watchdog.log_error(error);
         }
     }
@@ -544,7 +554,7 @@ mod tests {
     }
 
     /// Waits until the renewer has done all cleanups that are queued now.
-    fn settle(site: &SemaphoreSite) {
+    fn wait_for_cleanups(site: &SemaphoreSite) {
         let (sender, paid) = mpsc::channel();
         site.core.watchdog.clean_up(Cleanup::owed(&site.name, Arc::new(Pays(sender))));
         // At the second call of `command`, all replies to the first packet have been read.
@@ -580,7 +590,7 @@ mod tests {
         old.kill();
         let error = site.take_back(request_id, asked, 3, too_few());
         assert!(error.outcome_unknown() && error.to_string().contains("add_permits"), "{error}");
-        settle(&site);
+        wait_for_cleanups(&site);
         assert_eq!(free(&site), 5);
     }
 
@@ -604,7 +614,7 @@ mod tests {
             error.join().unwrap()
         });
         assert!(error.outcome_unknown() && error.to_string().contains("add_permits"), "{error}");
-        settle(&site);
+        wait_for_cleanups(&site);
         assert_eq!(free(&site), 5);
     }
 }

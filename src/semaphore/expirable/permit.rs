@@ -8,7 +8,7 @@ use redlatch_client::sync::is_forked;
 
 use super::ExpirableSemaphore;
 use super::permit_lease::PermitLease;
-use super::site::leased;
+use super::site::permits_of;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{HoldState, Tenancy};
 use crate::scripts::PermitId;
@@ -47,7 +47,7 @@ pub struct ExpirablePermit {
     tenancy: Arc<Tenancy>,
     semaphore: ExpirableSemaphore,
     /// Whether the permit was given back or left taken.
-    left: bool,
+    is_done: bool,
 }
 
 impl ExpirablePermit {
@@ -57,7 +57,7 @@ impl ExpirablePermit {
         permit_lease: Arc<PermitLease>,
     ) -> Option<Self> {
         let tenancy = permit_lease.admit()?;
-        Some(Self { permit_lease, tenancy, semaphore: semaphore.clone(), left: false })
+        Some(Self { permit_lease, tenancy, semaphore: semaphore.clone(), is_done: false })
     }
 
     /// Returns the permit's id. Any process, including one that uses Redisson, can use this id to
@@ -69,7 +69,7 @@ impl ExpirablePermit {
     /// thread of the process: dropping the guard gives the permit back to the server.
     #[must_use]
     pub fn id(&self) -> PermitId {
-        self.permit_lease.tell_id()
+        self.permit_lease.expose_id()
     }
 
     /// Returns whether the permit is held: the permit was not given back, was not lost, and the
@@ -163,7 +163,7 @@ impl ExpirablePermit {
     ///
     /// One round trip; none if a waiting thread of this process gets the permit.
     pub fn release(mut self) -> Result<(), Error> {
-        self.left = true;
+        self.is_done = true;
         self.leave()?;
         self.permit_lease.site().release(&self.permit_lease)
     }
@@ -176,8 +176,8 @@ impl ExpirablePermit {
     /// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout) remain. No I/O.
     #[must_use = "without its id nobody can give the permit back"]
     pub fn into_id(mut self) -> PermitId {
-        self.left = true;
-        let id = self.permit_lease.tell_id();
+        self.is_done = true;
+        let id = self.permit_lease.expose_id();
         if !is_forked() && self.permit_lease.leave(&self.tenancy) {
             self.permit_lease.end();
         }
@@ -236,8 +236,8 @@ impl ExpirablePermit {
 impl Drop for ExpirablePermit {
     fn drop(&mut self) {
         // If `leave` fails, there is nothing to give back, and a loss has already been reported.
-        if !self.left && self.leave().is_ok() {
-            self.permit_lease.site().give_back(leased(vec![Arc::clone(&self.permit_lease)]));
+        if !self.is_done && self.leave().is_ok() {
+            self.permit_lease.site().give_back(permits_of(vec![Arc::clone(&self.permit_lease)]));
         }
     }
 }

@@ -32,7 +32,7 @@ pub(crate) struct PermitLease {
     pub(super) hold: Arc<Hold>,
     site: Arc<ExpirableSite>,
     /// Whether the program has read the permit's id.
-    is_told: AtomicBool,
+    id_was_read: AtomicBool,
     state: Mutex<PermitLeaseState>,
     alarm: Mutex<Option<Alarm>>,
 }
@@ -60,7 +60,7 @@ impl PermitLease {
             id,
             hold: Arc::new(hold),
             site: Arc::clone(site),
-            is_told: AtomicBool::new(false),
+            id_was_read: AtomicBool::new(false),
             state: Mutex::default(),
             alarm: Mutex::default(),
         })
@@ -71,14 +71,15 @@ impl PermitLease {
     }
 
     /// Returns the permit's id, and records that the program has read the id.
-    pub(super) fn tell_id(&self) -> PermitId {
-        self.is_told.store(true, Ordering::SeqCst);
+    pub(super) fn expose_id(&self) -> PermitId {
+        self.id_was_read.store(true, Ordering::SeqCst);
         self.id
     }
 
     /// Whether the permit may be passed to another thread of this process.
     pub(super) fn may_pass(&self) -> bool {
-        !self.is_told.load(Ordering::SeqCst) && self.hold.may_pass(self.hold.terms, clock::now())
+        !self.id_was_read.load(Ordering::SeqCst)
+            && self.hold.may_pass(self.hold.terms, clock::now())
     }
 
     /// Makes the tenancy of a new guard. Returns `None` if the permit lease has ended.
@@ -175,7 +176,13 @@ impl PermitLease {
     }
 
     /// Handles the reply to an `update_lease_time` request, which was sent at `sent_at`.
-    pub(super) fn updated(&self, sent_at: u64, lease: Duration, certain: Duration, updated: bool) {
+    pub(super) fn handle_update(
+        &self,
+        sent_at: u64,
+        lease: Duration,
+        certain: Duration,
+        updated: bool,
+    ) {
         if !updated {
             return self.lose(self.hold.why_gone());
         }
@@ -229,7 +236,7 @@ impl Leaseholder for PermitLease {
 
     /// A program that has read the id may have asked for a longer lease.
     fn may_be_longer(&self) -> bool {
-        self.is_told.load(Ordering::SeqCst)
+        self.id_was_read.load(Ordering::SeqCst)
     }
 
     fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked> {

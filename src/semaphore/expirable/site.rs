@@ -81,18 +81,18 @@ impl ExpirableSite {
     }
 
     /// If a handle has a size, makes the semaphore before the first request for permits.
-    fn settle_size(&self) -> Result<(), RequestFailed> {
+    fn ensure_exists(&self) -> Result<(), RequestFailed> {
         let Self { core, name, .. } = self;
-        let look = || {
-            let PermitCounts { free, out } = self.scripts().counts()?;
-            Ok(Some(free.saturating_add(out)).filter(|size| *size != 0))
+        let read_size = || {
+            let PermitCounts { free, taken } = self.scripts().counts()?;
+            Ok(Some(free.saturating_add(taken)).filter(|size| *size != 0))
         };
-        let another = |size, wanted| (size != wanted).then(|| format!("it has {size}"));
+        let describe_difference = |size, wanted| (size != wanted).then(|| format!("it has {size}"));
         let try_set = |size| {
             self.requests.with_one(&core.id, |id| self.scripts().try_set_permits(id, size, None))
         };
         self.size
-            .settle((core, name), look, another, try_set)
+            .ensure_exists((core, name), read_size, describe_difference, try_set)
             .map_err(|trouble| RequestFailed::of_size(trouble, name))
     }
 
@@ -125,14 +125,14 @@ impl ExpirableSite {
     /// Passes a guard's permit to a waiting thread, or gives it back and waits for the reply.
     pub(super) fn release(self: &Arc<Self>, permit_lease: &Arc<PermitLease>) -> Result<(), Error> {
         if permit_lease.may_pass() {
-            let rest = self.gate.pass(leased(vec![Arc::clone(permit_lease)]));
+            let rest = self.gate.pass(permits_of(vec![Arc::clone(permit_lease)]));
             if rest.number == 0 {
                 return Ok(());
             }
         }
-        let release = PermitRelease::of(self, vec![Arc::clone(permit_lease)]);
+        let release = PermitRelease::begin(self, vec![Arc::clone(permit_lease)]);
         let command = self.scripts().release_command(&[permit_lease.id], false);
-        release.settle(self.scripts().release(&command))
+        release.handle_outcome(self.scripts().release(&command))
     }
 
     /// Gives back permits of any process by their ids. If one of these permits does not exist,
@@ -152,16 +152,16 @@ impl ExpirableSite {
         let asked = asked.unwrap_or_else(|| self.route.incarnation());
         match self.scripts().release(&command) {
             Ok(Replied { reply, in_doubt, .. }) => {
-                self.hear(&reply);
+                self.record_listeners(&reply);
                 if reply.live == ids.len() {
-                    self.returned_to(asked, ids, longest);
+                    self.record_returned(asked, ids, longest);
                     return Ok(true);
                 }
                 if !ours.is_empty() {
                     let ours: Vec<_> = ours.iter().map(|permit_lease| permit_lease.id).collect();
                     self.release_later(&ours, longest);
                 }
-                if in_doubt { Err(self.unclear()) } else { Ok(false) }
+                if in_doubt { Err(self.unclear_outcome()) } else { Ok(false) }
             }
             Err(trouble) => {
                 let again = matches!(trouble, Trouble::Unknown(_)) || !ours.is_empty();
@@ -183,7 +183,7 @@ impl ExpirableSite {
     /// incarnation. When the client connects to a new master, it first raises the incarnation, and
     /// then the renewer reads the stored ids. So either the renewer finds the ids, or this thread
     /// reads a new incarnation and sends the release again.
-    fn returned_to(&self, asked: u64, ids: &[PermitId], lease: Duration) {
+    fn record_returned(&self, asked: u64, ids: &[PermitId], lease: Duration) {
         self.core.returned.are(&self.name, ids, lease);
         if self.route.incarnation() != asked {
             let release = self.scripts().release_command(ids, false);
@@ -191,7 +191,7 @@ impl ExpirableSite {
         }
     }
 
-    fn unclear(&self) -> Error {
+    fn unclear_outcome(&self) -> Error {
         let message = "the connection broke, and the server, asked once more, no longer knew the \
                        permit: it was most likely given back just now, but its lease may have \
                        ended before";
@@ -201,13 +201,13 @@ impl ExpirableSite {
             .of(&self.name)
     }
 
-    /// Tells the turn how many subscribers received the message of a release.
-    fn hear(&self, released: &ReturnedPermits) {
-        if let Some(heard) = released.heard {
-            if heard == REFUSED {
+    /// Records in the turn how many subscribers received the message of a release.
+    fn record_listeners(&self, released: &ReturnedPermits) {
+        if let Some(listeners) = released.heard {
+            if listeners == REFUSED {
                 self.route.lane().endpoint().health().lacks_publish();
             }
-            self.gate.with_turn(|turn| turn.record_listeners(heard, clock::now()));
+            self.gate.with_turn(|turn| turn.record_listeners(listeners, clock::now()));
         }
     }
 
@@ -215,8 +215,8 @@ impl ExpirableSite {
         Asked { forced: 0, incarnation: self.route.incarnation(), at: clock::now() }
     }
 
-    /// Stores granted permit leases. The watchdog then renews them or notices their end.
-    fn keep(&self, permit_leases: &[Arc<PermitLease>], asked: Asked) {
+    /// Stores granted permit leases, so that the watchdog renews them or notices their end.
+    fn store(&self, permit_leases: &[Arc<PermitLease>], asked: Asked) {
         let mut held = self.held.lock();
         held.extend(
             permit_leases.iter().map(|permit_lease| (permit_lease.id, Arc::clone(permit_lease))),
@@ -243,8 +243,8 @@ impl ExpirableSite {
     ) -> Error {
         let released = self.scripts().release(&self.scripts().release_command(ids, false));
         if let Ok(Replied { reply, .. }) = &released {
-            self.hear(reply);
-            self.returned_to(asked.incarnation, ids, lease);
+            self.record_listeners(reply);
+            self.record_returned(asked.incarnation, ids, lease);
         }
         // A late copy of the acquire may still take the permits.
         if in_doubt || released.is_err() {
@@ -253,7 +253,8 @@ impl ExpirableSite {
         unacknowledged.of(&self.name).unacknowledged(released.is_ok())
     }
 
-    fn not_taken(&self, trouble: Trouble, ids: &[PermitId], lease: Duration) -> Error {
+    /// Handles a failed acquire: gives back any permits that the server may have granted.
+    fn fail_acquire(&self, trouble: Trouble, ids: &[PermitId], lease: Duration) -> Error {
         let state = match trouble {
             Trouble::Unknown(_) | Trouble::Forgotten(_) => {
                 self.release_later(ids, lease);
@@ -298,7 +299,7 @@ impl PermitSource for ExpirableSite {
     ) -> Result<PermitReply<Arc<PermitLease>>, RequestFailed> {
         // A request for expirable permits always has terms, because it says how long the lease is.
         let Some(terms) = terms else { return Ok(PermitReply::Refused(None)) };
-        self.settle_size()?;
+        self.ensure_exists()?;
         let total = needs.iter().fold(0_u32, |sum, more| sum.saturating_add(*more));
         // The client chooses the ids, so that a second copy of the request finds the permits of the
         // first copy.
@@ -308,10 +309,10 @@ impl PermitSource for ExpirableSite {
             self.scripts().try_acquire(lease, clients, needs, &ids).map_err(|trouble| {
                 let only_this_request =
                     matches!(trouble, Trouble::Refused(_) | Trouble::Forgotten(_));
-                RequestFailed { error: self.not_taken(trouble, &ids, lease), only_this_request }
+                RequestFailed { error: self.fail_acquire(trouble, &ids, lease), only_this_request }
             })?;
         if reply != TakenPermit::Missing {
-            self.size.met();
+            self.size.record_found();
         }
         let taken = match reply {
             TakenPermit::Taken(taken) => taken.min(ids.len()),
@@ -324,7 +325,7 @@ impl PermitSource for ExpirableSite {
         }
         match reply {
             TakenPermit::Taken(_) => {}
-            TakenPermit::Refused(left) => return Ok(PermitReply::Refused(left)),
+            TakenPermit::Refused(retry_after) => return Ok(PermitReply::Refused(retry_after)),
             TakenPermit::Missing => {
                 self.core.tells_no_permits(&self.name, needs);
                 return Ok(PermitReply::Refused(None));
@@ -345,30 +346,30 @@ impl PermitSource for ExpirableSite {
                 only_this_request: true,
             });
         }
-        self.keep(&given, asked);
-        Ok(PermitReply::Granted(leased(given)))
+        self.store(&given, asked);
+        Ok(PermitReply::Granted(permits_of(given)))
     }
 
     fn give_to_server(self: &Arc<Self>, permits: Permits<Arc<PermitLease>>) {
         let permit_leases = permits.leases;
         let ids: Vec<_> = permit_leases.iter().map(|permit_lease| permit_lease.id).collect();
         let command = self.scripts().release_command(&ids, false);
-        let release = PermitRelease::of(self, permit_leases);
+        let release = PermitRelease::begin(self, permit_leases);
         self.core.post(&self.route, command, Arc::new(release));
     }
 
     fn give_back(self: &Arc<Self>, permits: Permits<Arc<PermitLease>>) {
         let (passable, mut rest): (Vec<_>, Vec<_>) =
             permits.leases.into_iter().partition(|permit_lease| permit_lease.may_pass());
-        rest.extend(self.gate.pass(leased(passable)).leases);
+        rest.extend(self.gate.pass(permits_of(passable)).leases);
         if !rest.is_empty() {
-            self.give_to_server(leased(rest));
+            self.give_to_server(permits_of(rest));
         }
     }
 }
 
 /// Makes one `Permits` of permit leases, which must all have the same terms.
-pub(super) fn leased(leases: Vec<Arc<PermitLease>>) -> Permits<Arc<PermitLease>> {
+pub(super) fn permits_of(leases: Vec<Arc<PermitLease>>) -> Permits<Arc<PermitLease>> {
     let number = u32::try_from(leases.len()).unwrap_or(u32::MAX);
     Permits { number, terms: leases.first().map(|permit_lease| permit_lease.hold.terms), leases }
 }
@@ -384,7 +385,7 @@ impl Member for ExpirableSite {
         for permit_leases in held.chunks(Self::MAX_PERMITS as usize) {
             permit_leases.iter().for_each(|permit_lease| permit_lease.lose(LostReason::ShutDown));
             // If this fails, the client logs it, and the permits are free when their leases end.
-            self.give_to_server(leased(permit_leases.to_vec()));
+            self.give_to_server(permits_of(permit_leases.to_vec()));
         }
     }
 
@@ -416,16 +417,16 @@ impl Tracked for ExpirableSite {
         }
         let command = self.scripts().are_held_command(&ids);
         let answered = Box::new(move |reply: &Value| {
-            let is_there: &[Value] = match reply {
+            let lease_ends: &[Value] = match reply {
                 Value::Array(ends) if ends.len() == ids.len() => ends,
                 _ => &[],
             };
-            // The reply is only a hint: the renewal of a permit shows whether it is lost. A permit
-            // that was given back in the meantime is not renewed.
+            // The reply is only a hint: the renewal of a permit shows whether the permit is lost. A
+            // permit that was given back in the meantime is not renewed.
             let gone = ids
                 .iter()
                 .enumerate()
-                .filter(|(at, _)| is_there.get(*at).is_none_or(|ends| *ends == Value::Nil));
+                .filter(|(at, _)| lease_ends.get(*at).is_none_or(|ends| *ends == Value::Nil));
             let permit_leases = gone.filter_map(|(_, id)| self.held(id));
             let renewals: Vec<_> =
                 permit_leases.filter_map(|permit_lease| permit_lease.early_renewal()).collect();
@@ -454,12 +455,17 @@ const IN_THE_BACKGROUND: &str = "it is given back in the background, or returns 
 
 impl PermitRelease {
     /// Ends these permit leases, so that no guard has them and the watchdog no longer renews them.
-    fn of(site: &Arc<ExpirableSite>, permit_leases: Vec<Arc<PermitLease>>) -> Self {
+    /// The caller then sends the release.
+    fn begin(site: &Arc<ExpirableSite>, permit_leases: Vec<Arc<PermitLease>>) -> Self {
         permit_leases.iter().for_each(|permit_lease| permit_lease.end());
         Self { site: Arc::clone(site), permit_leases }
     }
 
-    fn settle(&self, outcome: Result<Replied<ReturnedPermits>, Trouble>) -> Result<(), Error> {
+    /// Handles the outcome of the release.
+    fn handle_outcome(
+        &self,
+        outcome: Result<Replied<ReturnedPermits>, Trouble>,
+    ) -> Result<(), Error> {
         let site = &self.site;
         let release_later = |permit_leases: &mut dyn Iterator<Item = &Arc<PermitLease>>| {
             let (ids, leases): (Vec<_>, Vec<_>) = permit_leases
@@ -471,7 +477,7 @@ impl PermitRelease {
         };
         match outcome {
             Ok(Replied { reply, in_doubt, .. }) => {
-                site.hear(&reply);
+                site.record_listeners(&reply);
                 // If a late copy of the acquire may still arrive, a second release must follow. The
                 // second release is sent after the reply to the first release. If the second
                 // release ran first, the first release would find nothing to give back.
@@ -483,12 +489,16 @@ impl PermitRelease {
                 );
                 for permit_lease in &self.permit_leases {
                     let asked = permit_lease.hold.asked.incarnation;
-                    site.returned_to(asked, &[permit_lease.id], permit_lease.hold.longest_lease());
+                    site.record_returned(
+                        asked,
+                        &[permit_lease.id],
+                        permit_lease.hold.longest_lease(),
+                    );
                 }
                 if reply.live >= self.permit_leases.len() {
                     Ok(())
                 } else if in_doubt {
-                    Err(site.unclear())
+                    Err(site.unclear_outcome())
                 } else {
                     // The reply does not say which permits are missing. The leases of the missing
                     // permits have probably ended.
@@ -513,7 +523,7 @@ impl PermitRelease {
 impl ReplyReceiver for PermitRelease {
     fn receive(&self, outcome: Outcome) {
         let outcome = released(outcome).map(|reply| Replied::counts(reply, false));
-        if let Err(error) = self.settle(outcome) {
+        if let Err(error) = self.handle_outcome(outcome) {
             self.site.core.watchdog.log_error(error);
         }
     }
