@@ -172,7 +172,7 @@ impl QueueEntry {
         // The earlier of the two times counts, so that a new leader asks at once even if the entry
         // would sleep for longer.
         listening.ask_at = listening.ask_at.min(self.machine.ask_at());
-        Some(self.make_tenancy(site, claim, granted?, clock::now()))
+        Some(self.make_tenancy(site, claim, granted?, now))
     }
 
     /// Sends one request. If the thread does not wait, the request takes the lock only if the lock
