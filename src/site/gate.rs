@@ -79,28 +79,23 @@ impl Gate {
 
     /// Ends the level `which` of `tenancy`, or the last level if `which` is `None`. The second
     /// result is whether the tenancy was held until this call.
+    ///
+    /// If the hold is still held, and `keep_until` is a time, this call also
+    /// [keeps](Hold::keep_until) the hold until that time, under the same mutex. If another thread
+    /// has taken the hold out of the seat before this call, the hold is lost, and that thread
+    /// cleans up after the hold. If this call comes first, no thread releases the hold before that
+    /// time.
     pub(crate) fn leave(
         &self,
         tenancy: &Arc<Tenancy>,
         which: Option<HoldLevel>,
+        keep_until: Option<u64>,
     ) -> (LeaveOutcome, bool) {
-        self.step_out(tenancy, |state, now| state.leave(self.mode, tenancy, which, now))
-    }
-
-    /// Does the same as [`leave`](Self::leave). If the hold is still held, this call also
-    /// [keeps](Hold::keep_until) the hold until `until`, under the same mutex. If another thread
-    /// has taken the hold out of the seat before this call, the hold is lost, and that thread
-    /// cleans up after the hold. If this call comes first, no thread releases the hold before
-    /// `until`.
-    pub(crate) fn leave_kept(
-        &self,
-        tenancy: &Arc<Tenancy>,
-        which: Option<HoldLevel>,
-        until: u64,
-    ) -> (LeaveOutcome, bool) {
-        self.step_out(tenancy, |state, now| {
-            let seat = state.side(self.mode).seat.as_mut();
-            if tenancy.is_held_at(now) && seat.is_some_and(|seat| seat.has(tenancy)) {
+        self.leaving(tenancy, |state, now| {
+            if let Some(until) = keep_until
+                && tenancy.is_held_at(now)
+                && state.side(self.mode).seat.as_mut().is_some_and(|seat| seat.has(tenancy))
+            {
                 tenancy.hold().keep_until(until);
                 if self.mode != Mode::Read {
                     state.kept_until = state.kept_until.max(until);
@@ -119,10 +114,10 @@ impl Gate {
     /// Does the same as [`leave`](Self::leave), but ends all levels at once. The returned seat
     /// still has these levels.
     pub(crate) fn leave_to_wait(&self, tenancy: &Arc<Tenancy>) -> (LeaveOutcome, bool) {
-        self.step_out(tenancy, |state, now| state.leave_seat(self.mode, tenancy, now))
+        self.leaving(tenancy, |state, now| state.leave_seat(self.mode, tenancy, now))
     }
 
-    fn step_out(
+    fn leaving(
         &self,
         tenancy: &Arc<Tenancy>,
         leave: impl FnOnce(&mut Order<RequestState>, u64) -> (LeaveOutcome, [Wake; 2]),

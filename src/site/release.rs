@@ -53,10 +53,11 @@ impl Site {
         // The hold may now end earlier, if the leaving tenant wanted it for longer than the other
         // tenants.
         let shared_until = (self.mode == Mode::Read).then(|| tenancy.hold().deadline());
-        let left = match how {
-            Leaving::ToExpire { until } => self.gate.leave_kept(tenancy, which, until),
-            Leaving::Posted | Leaving::Awaited => self.gate.leave(tenancy, which),
+        let keep_until = match how {
+            Leaving::ToExpire { until } => Some(until),
+            Leaving::Posted | Leaving::Awaited => None,
         };
+        let left = self.gate.leave(tenancy, which, keep_until);
         if shared_until.is_some_and(|until| tenancy.hold().deadline() < until) {
             self.arm();
         }

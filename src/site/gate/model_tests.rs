@@ -352,7 +352,7 @@ impl Name {
             match self.enter(thread, Terms::watched(LEASE)).0 {
                 GateOutcome::Reentered(same) => {
                     assert!(Arc::ptr_eq(&same, tenancy));
-                    match self.gate.leave(tenancy, Some(Terms::watched(LEASE).into())).0 {
+                    match self.gate.leave(tenancy, Some(Terms::watched(LEASE).into()), None).0 {
                         LeaveOutcome::StillHeld => {}
                         LeaveOutcome::NotThere => assert!(!tenancy.is_held()),
                         other => panic!("{other:?} after an inner level"),
@@ -404,7 +404,7 @@ impl Name {
                 *inside = None;
             }
         }
-        match self.gate.leave(tenancy, Some(terms.into())).0 {
+        match self.gate.leave(tenancy, Some(terms.into()), None).0 {
             LeaveOutcome::Passed(seat) => {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));

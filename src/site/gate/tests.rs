@@ -22,9 +22,9 @@ fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     assert!(matches!(gate.admit(&first, NEED.terms, &mut None, None), Admission::Admitted(None)));
     let reads = LockNeed { mode: Mode::Read, ..NEED };
     let GateOutcome::Joined(second) = gate.enter(&two, reads, false) else { panic!("not let in") };
-    assert!(matches!(gate.leave(&first, None).0, LeaveOutcome::OthersStay));
+    assert!(matches!(gate.leave(&first, None, None).0, LeaveOutcome::OthersStay));
     assert!(!first.is_held() && second.is_held());
-    assert!(matches!(gate.leave(&second, None).0, LeaveOutcome::Release(..)));
+    assert!(matches!(gate.leave(&second, None, None).0, LeaveOutcome::Release(..)));
 }
 
 #[test]
