@@ -279,8 +279,8 @@ fn request_for<S: PermitSource>(
     clients: u64,
 ) -> Result<RequestResult<S::Lease>, Error> {
     let (arrivals, asked) = (site.gate().arrivals(), clock::now());
-    let mut granted = match site.request(needs, own.terms, clients) {
-        Ok(PermitReply::Granted(granted)) => granted,
+    let mut permits = match site.request(needs, own.terms, clients) {
+        Ok(PermitReply::Granted(permits)) => permits,
         Ok(PermitReply::Refused(retry_after)) => {
             return Ok(RequestResult { own: None, granted: 0, retry_after });
         }
@@ -291,9 +291,9 @@ fn request_for<S: PermitSource>(
             return Err(error);
         }
     };
-    let granted = granted.number;
-    let own = granted.take(own);
-    let rest = site.gate().distribute(granted, asked);
+    let granted = permits.number;
+    let own = permits.take(own);
+    let rest = site.gate().distribute(permits, asked);
     if rest.number > 0 {
         site.give_to_server(rest);
     }
