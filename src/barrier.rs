@@ -45,8 +45,8 @@ use crate::name::Name;
 use crate::observe::{Kind, Way};
 use crate::runtime::{Core, Member, Session};
 use crate::scripts::barrier::{
-    BarrierPosition, BarrierScripts, BarrierState, Comes, Generation, MOST_PARTIES, forgotten,
-    read_message,
+    ArrivalKind, BarrierPosition, BarrierScripts, BarrierState, GenerationState, MAX_PARTIES,
+    forgotten, read_message,
 };
 use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble, VALID_FOR, is_transient};
 use crate::waiting::{
@@ -131,9 +131,8 @@ impl CyclicBarrier {
     /// One round trip.
     #[must_use = "`false`: it had parties before, and none were set"]
     pub fn try_set_parties(&self, parties: u32) -> Result<bool, Error> {
-        if !(1..=MOST_PARTIES).contains(&parties) {
-            let message =
-                format!("{parties} parties are not usable; it may be 1 to {MOST_PARTIES}");
+        if !(1..=MAX_PARTIES).contains(&parties) {
+            let message = format!("{parties} parties are not usable; it may be 1 to {MAX_PARTIES}");
             return Err(self.site.error(ErrorKind::Config, &message));
         }
         self.once(|scripts, id| scripts.try_set_parties(id, parties))
@@ -267,7 +266,7 @@ impl CyclicBarrier {
     ///
     /// One round trip.
     pub fn is_broken(&self) -> Result<bool, Error> {
-        self.state().map(|state| state.went != Generation::Present)
+        self.state().map(|state| state.generation_state != GenerationState::Present)
     }
 
     /// Returns the number of parties, or zero if none is set.
@@ -348,7 +347,7 @@ impl CyclicBarrier {
     ) -> Result<T, Error> {
         self.check(&Wait::FOREVER)?;
         let site = &self.site;
-        let settled = site.settle();
+        let settled = site.take_back_all();
         let outcome = settled
             .and_then(|()| site.requests.with_one(&site.core.id, |id| send(site.scripts(), id)));
         outcome.map_err(|trouble| trouble.into_error_of(&site.name))
@@ -358,56 +357,58 @@ impl CyclicBarrier {
     /// barrier is broken.
     fn pass(&self, wait: Wait<'_>) -> Result<Option<u32>, Error> {
         let core = self.session.core();
-        let new = || Party {
+        let new_party = || Party {
             barrier: self,
             owner: core.id.next_owner(),
-            place: Cell::new(None),
+            position: Cell::new(None),
             arrival: Cell::new(None),
             renewal: OnceCell::new(),
         };
         if let Err(error) = self.check(&wait) {
             if error.kind() == ErrorKind::Cancelled {
-                // If this fails, the client repeats it in the background, so no result is needed.
-                let _left = new().leave(&wait);
+                // If the request fails, the client repeats it in the background, so no result is
+                // needed.
+                let _position = new_party().leave(&wait);
             }
             return Err(error);
         }
         let thread = Thread::current();
         let mut has_waited = false;
         loop {
-            let party = new();
+            let party = new_party();
             let claim = Claim { thread: &thread, need: (), wait };
             let outcome = acquire(&party, (&self.site.core, &self.site.name), &claim);
-            let place = match (outcome, party.place.get()) {
+            let position = match (outcome, party.position.get()) {
                 // When the thread came, the action of a complete generation was running. The thread
                 // has waited for its end, and now arrives in the next generation.
                 (Ok(Some(())), Some(BarrierPosition { index: None, .. })) => {
                     has_waited = true;
                     continue;
                 }
-                (Ok(Some(())), Some(place)) => {
-                    if place.index == Some(0) {
-                        party.act(place, &wait)?;
+                (Ok(Some(())), Some(position)) => {
+                    if position.index == Some(0) {
+                        party.run_action(position, &wait)?;
                     }
-                    place
+                    position
                 }
                 (Err(error), _) if error.kind() == ErrorKind::Broken => return Err(error),
                 // The barrier was deleted during the wait, or was never made.
                 (Err(error), None) if error.kind() == ErrorKind::Config => {
                     return Err(if has_waited { self.site.broken() } else { error });
                 }
-                // The wait ended during the arrival's request, so no time is left for another.
+                // The wait ended during the arrival's request, so no time is left for another
+                // request.
                 (Err(error), _) if party.arrival.get().is_some_and(|it| it.cut_short) => {
                     return Err(party.give_up_later(error, false));
                 }
                 (outcome, _) => match (party.leave(&wait), outcome) {
-                    (Ok(Some(place)), _) => place,
-                    (left, Err(error)) if is_last_word(&error) => {
-                        let may_pass = left.is_err_and(|it| it.outcome_unknown());
+                    (Ok(Some(position)), _) => position,
+                    (leave_outcome, Err(error)) if has_precedence(&error) => {
+                        let may_pass = leave_outcome.is_err_and(|it| it.outcome_unknown());
                         return Err(error.unknown(may_pass));
                     }
                     // `leave` failed, so the other parties may pass. `None` and the error of the
-                    // wait would both hide this, so the call returns the error of `leave`.
+                    // wait would both hide this fact, so the call returns the error of `leave`.
                     (Err(error), _) => return Err(error),
                     // The wait ended during a request.
                     _ if wait.is_over() => return Ok(None),
@@ -417,14 +418,14 @@ impl CyclicBarrier {
                     (_, Ok(_)) => return Ok(None),
                 },
             };
-            self.site.met.fetch_max(place.generation + 1, Ordering::Relaxed);
-            return Ok(place.index);
+            self.site.latest_generation.fetch_max(position.generation + 1, Ordering::Relaxed);
+            return Ok(position.index);
         }
     }
 }
 
 /// Whether this error has precedence over an error of `Party::leave`.
-fn is_last_word(error: &Error) -> bool {
+fn has_precedence(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::ShutDown)
 }
 
@@ -439,7 +440,7 @@ struct Party<'a> {
     barrier: &'a CyclicBarrier,
     owner: Owner,
     /// The party's position, once the party has arrived.
-    place: Cell<Option<BarrierPosition>>,
+    position: Cell<Option<BarrierPosition>>,
     /// The request for the arrival, while its outcome is unknown.
     arrival: Cell<Option<Arrival>>,
     renewal: OnceCell<Arc<dyn KeepAlive>>,
@@ -457,10 +458,10 @@ struct Arrival {
 
 impl Party<'_> {
     /// Runs the action of the last party, and then trips the barrier.
-    fn act(&self, place: BarrierPosition, wait: &Wait<'_>) -> Result<(), Error> {
+    fn run_action(&self, position: BarrierPosition, wait: &Wait<'_>) -> Result<(), Error> {
         let Some(action) = &self.barrier.action else { return Ok(()) };
         let site = self.site();
-        self.renew(place);
+        self.start_renewals(position);
         let ran = catch_unwind(AssertUnwindSafe(|| action()));
         let may_have_tripped = Cell::new(false);
         // If the action has forked, the child process is not a party.
@@ -468,33 +469,33 @@ impl Party<'_> {
         let finished = {
             let _limited = wait.limits_last(&site.core);
             let trips = || {
-                self.finish(place.generation, true).inspect_err(|error| {
+                self.finish(position.generation, true).inspect_err(|error| {
                     may_have_tripped.set(may_have_tripped.get() || error.outcome_unknown());
                 })
             };
             match ran {
                 Ok(()) => outlast(&site.core, &site.name, wait, trips),
-                Err(_) => self.finish(place.generation, false),
+                Err(_) => self.finish(position.generation, false),
             }
         };
         if finished.is_err() {
-            self.break_later(place.generation);
+            self.break_later(position.generation);
         }
         ran.unwrap_or_else(|panic| resume_unwind(panic));
         // An earlier request may have tripped the barrier, even if the last error is a
         // cancellation.
         match finished.map_err(|error| error.unknown(may_have_tripped.get()))? {
-            Generation::Tripped => Ok(()),
+            GenerationState::Tripped => Ok(()),
             _ => Err(site.broken()),
         }
     }
 
-    fn finish(&self, generation: i64, trips: bool) -> Result<Generation, Error> {
+    fn finish(&self, generation: i64, trips: bool) -> Result<GenerationState, Error> {
         let site = self.site();
         let finished = site.scripts().finish(generation, &self.owner, trips);
         match finished.map_err(|trouble| trouble.into_error_of(&site.name))? {
-            Generation::Forgotten => Err(forgotten().of(&site.name)),
-            went => Ok(went),
+            GenerationState::Forgotten => Err(forgotten().of(&site.name)),
+            state => Ok(state),
         }
     }
 
@@ -514,14 +515,15 @@ impl Party<'_> {
     fn leave(&self, wait: &Wait<'_>) -> Result<Option<BarrierPosition>, Error> {
         let site = self.site();
         let _limited = wait.limits_last(&site.core);
-        let Some(place @ BarrierPosition { generation, index: Some(_) }) = self.place.get() else {
+        let Some(position @ BarrierPosition { generation, index: Some(_) }) = self.position.get()
+        else {
             return self.give_up();
         };
         let finished = self.finish(generation, false);
         if matches!(&finished, Err(error) if error.kind() != ErrorKind::Broken) {
             self.break_later(generation);
         }
-        let went = finished.map_err(|error| {
+        let generation_state = finished.map_err(|error| {
             if error.kind() == ErrorKind::Broken {
                 return error;
             }
@@ -530,21 +532,21 @@ impl Party<'_> {
             // The party has arrived, so the outcome is unknown even if this request was not sent.
             error.now(state).unknown(true)
         })?;
-        Ok((went == Generation::Tripped).then_some(place))
+        Ok((generation_state == GenerationState::Tripped).then_some(position))
     }
 
     /// Leaves as [`leave`](Self::leave) does, for a party that does not know whether it has
     /// arrived.
     fn give_up(&self) -> Result<Option<BarrierPosition>, Error> {
         let site = self.site();
-        let trouble = match site.send(self.leaving()) {
-            Ok(place) => return Ok(place),
+        let trouble = match site.take_back(self.leaving_party()) {
+            Ok(position) => return Ok(position),
             Err(trouble) => trouble,
         };
-        let may_come = matches!(trouble, Trouble::Unknown(_));
+        let may_still_arrive = matches!(trouble, Trouble::Unknown(_));
         let error = trouble.into_error().of(&site.name);
         if error.is_transient() {
-            return Err(self.give_up_later(error, may_come));
+            return Err(self.give_up_later(error, may_still_arrive));
         }
         if error.kind() == ErrorKind::Broken {
             return Err(error);
@@ -555,11 +557,11 @@ impl Party<'_> {
 
     /// Gives up as [`give_up`](Self::give_up) does, but in the background. Returns `error`, with
     /// the state of the party added to its text.
-    fn give_up_later(&self, error: Error, may_come: bool) -> Error {
-        let leaving = LeavingParty { may_come, ..self.leaving() };
+    fn give_up_later(&self, error: Error, may_still_arrive: bool) -> Error {
+        let leaving = LeavingParty { may_still_arrive, ..self.leaving_party() };
         // The request now belongs to the site.
         self.arrival.take();
-        self.barrier.site.leave_later(leaving);
+        self.barrier.site.take_back_later(leaving);
         let arrived = if leaving.is_sent {
             "whether it has arrived is not known"
         } else {
@@ -570,7 +572,7 @@ impl Party<'_> {
         error.now(arrived).now(then).unknown(leaving.is_sent)
     }
 
-    fn leaving(&self) -> LeavingParty {
+    fn leaving_party(&self) -> LeavingParty {
         let Arrival { id, is_sent, .. } = self.arrival();
         let until = clock::now().saturating_add(clock::nanos(VALID_FOR));
         LeavingParty {
@@ -578,7 +580,7 @@ impl Party<'_> {
             party: self.owner,
             lease: self.barrier.lease,
             is_sent,
-            may_come: false,
+            may_still_arrive: false,
             until,
         }
     }
@@ -593,12 +595,12 @@ impl Party<'_> {
         arrival
     }
 
-    fn renew(&self, place: BarrierPosition) {
+    fn start_renewals(&self, position: BarrierPosition) {
         let CyclicBarrier { site, lease, .. } = self.barrier;
         let _renewed = self.renewal.get_or_init(|| {
-            let command = site.scripts().look_command(Some((place, &self.owner, *lease)));
+            let command = site.scripts().look_command(Some((position, &self.owner, *lease)));
             let renewal: Arc<dyn KeepAlive> = Arc::new(PartyRenewal { command, lease: *lease });
-            site.core.watchdog.schedule(&site.name, &renewal, *lease / PERIODS);
+            site.core.watchdog.schedule(&site.name, &renewal, *lease / RENEWALS_PER_LEASE);
             renewal
         });
     }
@@ -627,25 +629,25 @@ impl Synchronizer for Party<'_> {
 
     fn enter(&self, claim: &Claim<'_, ()>) -> Result<EnterOf<Self>, Error> {
         let CyclicBarrier { site, lease, action, .. } = self.barrier;
-        let comes = if action.is_some() { Comes::Acts } else { Comes::Waits };
+        let kind = if action.is_some() { ArrivalKind::RunsAction } else { ArrivalKind::Waits };
         let Arrival { id, is_sent, .. } = self.arrival();
-        let arrived = site.settle().and_then(|()| {
-            let least = site.met.load(Ordering::Relaxed);
-            site.scripts().arrive(id, (&self.owner, *lease), comes, least, is_sent)
+        let arrived = site.take_back_all().and_then(|()| {
+            let lowest_generation = site.latest_generation.load(Ordering::Relaxed);
+            site.scripts().arrive(id, (&self.owner, *lease), kind, lowest_generation, is_sent)
         });
-        let place = arrived.map_err(|trouble| {
+        let position = arrived.map_err(|trouble| {
             let is_unknown = matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_));
             // All later requests for this arrival are copies with the same number.
             let is_sent = is_sent || is_unknown;
             self.arrival.set(Some(Arrival { id, is_sent, cut_short: was_cut() }));
             trouble.into_error().of(&site.name).unknown(is_sent)
         })?;
-        let Some(place) = place else { return Err(site.broken()) };
+        let Some(position) = position else { return Err(site.broken()) };
         self.arrival.take();
         site.requests.close(id);
-        self.place.set(Some(place));
-        site.met.fetch_max(place.generation, Ordering::Relaxed);
-        Ok(match place.index {
+        self.position.set(Some(position));
+        site.latest_generation.fetch_max(position.generation, Ordering::Relaxed);
+        Ok(match position.index {
             Some(0) => Enter::Granted((), Way::Free),
             _ if claim.wait.blocks() => Enter::Leads(None, None),
             _ => Enter::NotNow,
@@ -662,41 +664,45 @@ impl Synchronizer for Party<'_> {
     /// the server.
     fn ask(&self, lead: &mut Lead<()>, _: &Claim<'_, ()>) -> Result<Try<()>, Error> {
         let (site, lease) = (self.site(), self.barrier.lease);
-        let place = self.place.get().ok_or_else(|| site.broken())?;
-        if lease / PERIODS <= site.core.config.connection.response_timeout {
-            self.renew(place);
+        let position = self.position.get().ok_or_else(|| site.broken())?;
+        if lease / RENEWALS_PER_LEASE <= site.core.config.connection.response_timeout {
+            self.start_renewals(position);
         }
-        let heard = &mut lead.listening.public;
-        heard.listen(&site.core, &site.channel);
+        let channel = &mut lead.listening.public;
+        channel.listen(&site.core, &site.channel);
         // From here on, only later messages count as news.
-        heard.catch_up();
-        let (went, left) = match read_message(&heard.message()) {
-            Some((generation, went)) if generation == place.generation => (went, None),
+        channel.catch_up();
+        let (state, until_lease_end) = match read_message(&channel.message()) {
+            Some((generation, state)) if generation == position.generation => (state, None),
             _ => {
-                let looked = site.scripts().look(Some((place, &self.owner, lease)));
-                let looked = looked.map_err(|trouble| trouble.into_error().of(&site.name))?;
-                if looked.went != Generation::Present {
+                let state = site.scripts().look(Some((position, &self.owner, lease)));
+                let state = state.map_err(|trouble| trouble.into_error().of(&site.name))?;
+                if state.generation_state != GenerationState::Present {
                     // A message should have announced the end of the generation.
                     site.core.pubsub.suspect(&site.keys.barrier);
                 }
-                (looked.went, looked.left)
+                (state.generation_state, state.until_lease_end)
             }
         };
-        match went {
-            Generation::Present => Ok(Try::Busy(slow_poll_or(left).min(lease / PERIODS))),
+        match state {
+            GenerationState::Present => {
+                Ok(Try::Busy(slow_poll_or(until_lease_end).min(lease / RENEWALS_PER_LEASE)))
+            }
             // A thread that has not arrived gets no error here, because it tries to arrive next.
-            Generation::Broken if place.index.is_some() => Err(site.broken()),
-            Generation::Forgotten if place.index.is_some() => Err(forgotten().of(&site.name)),
+            GenerationState::Broken if position.index.is_some() => Err(site.broken()),
+            GenerationState::Forgotten if position.index.is_some() => {
+                Err(forgotten().of(&site.name))
+            }
             _ => Ok(Try::Granted(())),
         }
     }
 }
 
 /// The number of renewals during a lease.
-const PERIODS: u32 = 3;
+const RENEWALS_PER_LEASE: u32 = 3;
 
-/// A failed renewal is tried again after this fraction of the lease.
-const TRIES: u32 = 20;
+/// After a failed renewal, the next attempt follows after this fraction of the lease.
+const RETRIES_PER_LEASE: u32 = 20;
 
 /// Renews the lease of a party until this value is dropped. The renewal is needed while the party's
 /// thread runs the action, and if a reply may take longer than the lease.
@@ -711,7 +717,7 @@ impl KeepAlive for PartyRenewal {
     }
 
     fn done(&self, outcome: Outcome) -> Duration {
-        self.lease / if outcome.is_ok() { PERIODS } else { TRIES }
+        self.lease / if outcome.is_ok() { RENEWALS_PER_LEASE } else { RETRIES_PER_LEASE }
     }
 }
 
@@ -723,9 +729,10 @@ pub(crate) struct BarrierSite {
     keys: BarrierKeys,
     channel: Arc<str>,
     requests: Arc<Requests>,
-    /// The latest generation that this process knows. A party never arrives in an earlier one.
-    met: AtomicI64,
-    left: Mutex<Left>,
+    /// The number of the latest generation that this process knows. A party never arrives in an
+    /// earlier generation.
+    latest_generation: AtomicI64,
+    left_parties: Mutex<LeftParties>,
     /// Always empty, because no party waits for another thread of its process.
     queue: Mutex<Queue<(), (), ()>>,
 }
@@ -739,8 +746,8 @@ impl BarrierSite {
                 channel: keys.channel.as_str().into(),
                 keys,
                 requests: core.requests_of(&key),
-                met: AtomicI64::new(0),
-                left: Mutex::default(),
+                latest_generation: AtomicI64::new(0),
+                left_parties: Mutex::default(),
                 queue: Mutex::new(Queue::new()),
                 core: Arc::clone(core),
                 name: core.name(key),
@@ -763,42 +770,47 @@ impl BarrierSite {
     }
 
     /// Takes an arrival back. Returns the party's position if the party has passed.
-    fn send(&self, leaving: LeavingParty) -> Result<Option<BarrierPosition>, Trouble> {
+    fn take_back(&self, leaving: LeavingParty) -> Result<Option<BarrierPosition>, Trouble> {
         let LeavingParty { id, party, lease, is_sent, .. } = leaving;
-        let least = self.met.load(Ordering::Relaxed);
-        self.scripts().arrive(id, (&party, lease), Comes::Leaves, least, is_sent)
+        let lowest_generation = self.latest_generation.load(Ordering::Relaxed);
+        self.scripts().arrive(id, (&party, lease), ArrivalKind::Leaves, lowest_generation, is_sent)
     }
 
     /// Takes an arrival back in the background. The client repeats the request until the server
     /// answers, or until it is too late.
-    fn leave_later(self: &Arc<Self>, leaving: LeavingParty) {
-        let mut left = self.left.lock();
+    fn take_back_later(self: &Arc<Self>, leaving: LeavingParty) {
+        let mut left_parties = self.left_parties.lock();
         // Of several parties that have left before a request was sent, one is enough to break the
         // barrier. The party that left last is kept, because it has the latest deadline.
-        let is_stale = |it: &LeavingParty| !leaving.is_sent && !it.is_sent && !it.may_come;
-        let stale = left.parties.iter().position(is_stale).and_then(|at| left.parties.remove(at));
-        left.parties.push_back(leaving);
-        let has_cleanup = std::mem::replace(&mut left.has_cleanup, true);
-        drop(left);
+        let is_stale = |it: &LeavingParty| !leaving.is_sent && !it.is_sent && !it.may_still_arrive;
+        let stale = left_parties
+            .parties
+            .iter()
+            .position(is_stale)
+            .and_then(|at| left_parties.parties.remove(at));
+        left_parties.parties.push_back(leaving);
+        let has_cleanup = std::mem::replace(&mut left_parties.has_cleanup, true);
+        drop(left_parties);
         stale.inspect(|it| self.requests.close(it.id));
         if !has_cleanup {
             self.core.watchdog.clean_up(Cleanup::owed(&self.name, Arc::clone(self) as _));
         }
     }
 
-    /// Takes back the arrivals of parties that have left. This must come before each further
-    /// request. If a reset came first, taking an arrival back would break the new generation.
-    fn settle(&self) -> Result<(), Trouble> {
+    /// Takes back the arrivals of all parties that have left. Each further numbered request must
+    /// come after this call: if a reset came first, taking an arrival back would break the new
+    /// generation.
+    fn take_back_all(&self) -> Result<(), Trouble> {
         loop {
-            let Some(leaving) = self.left.lock().first_to_send() else { return Ok(()) };
-            // If the arrival was not sent, `send` may extend the time in which the server accepts
-            // the request, so the party's deadline is checked here. (If the arrival was sent, this
-            // time stays the same, and the server refuses a late request.)
+            let Some(leaving) = self.left_parties.lock().begin_take_back() else { return Ok(()) };
+            // If the arrival was not sent, `take_back` may extend the time in which the server
+            // accepts the request, so the party's deadline is checked here. (If the arrival was
+            // sent, this time stays the same, and the server refuses a late request.)
             if !leaving.is_sent && clock::now() >= leaving.until {
-                self.has_left(leaving.id);
+                self.remove_leaving(leaving.id);
                 continue;
             }
-            let trouble = match self.send(leaving) {
+            let trouble = match self.take_back(leaving) {
                 Ok(_) => None,
                 Err(trouble @ (Trouble::Unknown(_) | Trouble::Unsent(_))) => {
                     Some(trouble.of_a_question())
@@ -812,47 +824,48 @@ impl BarrierSite {
                 // Another thread or the renewer may have received a reply in the meantime.
                 Some(trouble) if self.is_leaving(leaving.id) => return Err(trouble),
                 Some(_) => {}
-                None => self.has_left(leaving.id),
+                None => self.remove_leaving(leaving.id),
             }
         }
     }
 
     fn is_leaving(&self, id: RequestId) -> bool {
-        self.left.lock().parties.iter().any(|it| it.id == id)
+        self.left_parties.lock().parties.iter().any(|it| it.id == id)
     }
 
     /// Extends the validity of a leaving party's request that came too late because the client did
     /// not know the server's clock. The server has applied no copy with the old validity, and never
     /// will. Returns `false` if the party has no time left.
-    fn is_prolonged(&self, id: RequestId) -> bool {
+    fn prolong(&self, id: RequestId) -> bool {
         let now = clock::now();
-        let is_prolonged = |it: &LeavingParty| it.id == id && !it.is_sent && now < it.until;
-        let is_prolonged = self.left.lock().parties.iter().any(is_prolonged);
-        if is_prolonged {
+        let may_prolong = |it: &LeavingParty| it.id == id && !it.is_sent && now < it.until;
+        let may_prolong = self.left_parties.lock().parties.iter().any(may_prolong);
+        if may_prolong {
             self.requests.prolong(id);
         }
-        is_prolonged
+        may_prolong
     }
 
-    fn has_left(&self, id: RequestId) {
-        self.left.lock().parties.retain(|it| it.id != id);
+    fn remove_leaving(&self, id: RequestId) {
+        self.left_parties.lock().parties.retain(|it| it.id != id);
         self.requests.close(id);
     }
 }
 
 /// The parties that have left, and whose requests the server has not answered.
 #[derive(Debug, Default)]
-struct Left {
+struct LeftParties {
     parties: VecDeque<LeavingParty>,
     /// The party whose request was sent by the cleanup and has no reply yet.
     sending: Option<RequestId>,
     has_cleanup: bool,
 }
 
-impl Left {
-    fn first_to_send(&mut self) -> Option<LeavingParty> {
+impl LeftParties {
+    /// Returns the first party, and records that its request may reach the server from now on.
+    fn begin_take_back(&mut self) -> Option<LeavingParty> {
         let first = self.parties.front_mut()?;
-        first.may_come = true;
+        first.may_still_arrive = true;
         Some(*first)
     }
 }
@@ -869,7 +882,7 @@ struct LeavingParty {
     /// Whether this party's request to leave may still reach the server. The request would break
     /// the generation that is present when it arrives. So no reset may be sent before the server
     /// has answered a copy of the request.
-    may_come: bool,
+    may_still_arrive: bool,
     /// The time on [`clock`] until which the party may break the barrier.
     until: u64,
 }
@@ -877,19 +890,19 @@ struct LeavingParty {
 /// The debt consists of the parties that have left.
 impl Debtor for BarrierSite {
     fn command(&self) -> Option<Command> {
-        let mut left = self.left.lock();
-        let first = left.first_to_send();
+        let mut left_parties = self.left_parties.lock();
+        let first = left_parties.begin_take_back();
         // `parties` and `has_cleanup` share a mutex, so a party that leaves later queues a cleanup.
-        left.has_cleanup = first.is_some();
-        left.sending = first.map(|it| it.id);
-        drop(left);
+        left_parties.has_cleanup = first.is_some();
+        left_parties.sending = first.map(|it| it.id);
+        drop(left_parties);
         let LeavingParty { id, party, lease, .. } = first?;
-        let least = self.met.load(Ordering::Relaxed);
-        Some(self.scripts().leave_command(id, (&party, lease), least))
+        let lowest_generation = self.latest_generation.load(Ordering::Relaxed);
+        Some(self.scripts().leave_command(id, (&party, lease), lowest_generation))
     }
 
     fn paid(&self, outcome: &Outcome, _: bool) {
-        let Some(id) = self.left.lock().sending.take() else { return };
+        let Some(id) = self.left_parties.lock().sending.take() else { return };
         let is_done = match outcome {
             // If the server lacks earlier changes of this client, the renewer repeats them first.
             Ok(reply) => !Requests::is_behind(reply),
@@ -897,13 +910,13 @@ impl Debtor for BarrierSite {
             Err(_) => false,
         };
         let is_late = matches!(outcome, Ok(reply) if self.requests.is_late(reply));
-        if !is_done || is_late && self.is_prolonged(id) {
+        if !is_done || is_late && self.prolong(id) {
             return;
         }
         // If another thread has already received an answer to this request, that thread's next
         // request may be the reason why this copy counts as late.
         let is_late = is_late && self.is_leaving(id);
-        self.has_left(id);
+        self.remove_leaving(id);
         if is_late {
             self.core.watchdog.log(Level::Warn, || {
                 let name = &self.name;

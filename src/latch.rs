@@ -343,7 +343,8 @@ impl CountDownLatch {
     fn await_open(&self, wait: Wait<'_>) -> Result<Waited, Error> {
         self.check(&wait)?;
         if wait.is_over() {
-            // Ask the server with `count`: a leader may have asked long ago and may sleep now.
+            // Ask the server with `count`: a leader may have sent its request long ago, and may
+            // sleep now.
             let _limited = wait.limits(self.session.core());
             let waited = self.count().map(|count| Waited::of((count == 0).then_some(())));
             if was_cut() {
@@ -400,26 +401,26 @@ impl Synchronizer for CountDownLatch {
         // The reply concerns only threads that have arrived by now: a later thread may wait for a
         // newer count.
         request_state.arrivals = site.arrivals();
-        let (asked_at, heard) = (clock::now(), listening.public.version());
-        let looked = site.scripts().look();
-        let may_have_ended = request_state.ends.is_some_and(|it| it <= clock::now());
+        let (asked_at, version) = (clock::now(), listening.public.version());
+        let state = site.scripts().look();
+        let may_have_ended = request_state.may_end_at.is_some_and(|it| it <= clock::now());
         // Whether the last count-down opened the latch. (The end of the time to live also opens the
         // latch, but sends no message.) If a message has arrived since the last query that found a
         // count, the last message decides.
         let was_opened = || {
-            let has_news = heard != request_state.heard || listening.public.has_news();
+            let has_news = version != request_state.version || listening.public.has_news();
             has_news && listening.public.message() == OPENED
         };
-        match looked {
+        match state {
             Ok(LatchState::Open) if may_have_ended && !was_opened() => {
                 let message = "its time to live ended before the last count-down; it has no count";
                 let error = Error::new(ErrorKind::Expired, message.to_owned()).of(&site.name);
-                request_state.ends = None;
+                request_state.may_end_at = None;
                 site.fail_before(request_state.arrivals, &error);
                 Err(error)
             }
             Ok(LatchState::Open) => {
-                request_state.ends = None;
+                request_state.may_end_at = None;
                 site.signal_until(request_state.arrivals, || Signal::Passed(()));
                 Ok(Try::Granted(()))
             }
@@ -429,8 +430,9 @@ impl Synchronizer for CountDownLatch {
                 }
                 // Redis counts whole milliseconds, so `left` may be up to a millisecond too long.
                 let rest = |it: Duration| it.saturating_sub(Duration::from_millis(1));
-                request_state.heard = heard;
-                request_state.ends = left.map(|it| asked_at.saturating_add(clock::nanos(rest(it))));
+                request_state.version = version;
+                request_state.may_end_at =
+                    left.map(|it| asked_at.saturating_add(clock::nanos(rest(it))));
                 Ok(Try::Busy(slow_poll_or(left)))
             }
             Err(trouble) => {
@@ -456,9 +458,9 @@ pub(crate) struct LatchRequestState {
     /// The number of threads that had arrived before the query.
     arrivals: u64,
     /// The earliest time on [`clock`] at which the latch's time to live may have ended.
-    ends: Option<u64>,
+    may_end_at: Option<u64>,
     /// The version of the latch's channel before the query.
-    heard: Option<u64>,
+    version: Option<u64>,
 }
 
 /// The message that a count has become zero.

@@ -9,7 +9,7 @@ use super::*;
 /// Returns a barrier that sends no requests of leaving parties in the background.
 fn barrier(client: &crate::Client) -> CyclicBarrier {
     let barrier = client.cyclic_barrier("late");
-    barrier.site.left.lock().has_cleanup = true;
+    barrier.site.left_parties.lock().has_cleanup = true;
     barrier
 }
 
@@ -19,8 +19,8 @@ fn leave(barrier: &CyclicBarrier) -> RequestId {
     let id = site.requests.open(|| site.core.id.next_number());
     let until = clock::now() + clock::nanos(VALID_FOR);
     let party = site.core.id.next_owner();
-    let (lease, is_sent, may_come) = (barrier.lease, false, false);
-    site.leave_later(LeavingParty { id, party, lease, is_sent, may_come, until });
+    let (lease, is_sent, may_still_arrive) = (barrier.lease, false, false);
+    site.take_back_later(LeavingParty { id, party, lease, is_sent, may_still_arrive, until });
     id
 }
 
@@ -53,7 +53,7 @@ fn a_request_under_way_when_more_parties_leave_breaks_no_later_generation() {
         late.push(barrier.site.command().unwrap());
     }
     // An outage may be long, so the client does not keep all of these parties.
-    assert!(barrier.site.left.lock().parties.len() <= 2);
+    assert!(barrier.site.left_parties.lock().parties.len() <= 2);
     assert!(barrier.reset().unwrap());
     come_late(&barrier, &late);
 }
@@ -71,7 +71,7 @@ fn a_request_with_a_better_time_breaks_no_later_generation() {
     let refused = site.route.call_once(&site.command().unwrap());
     assert!(site.requests.is_late(refused.as_ref().unwrap()));
     site.requests.prolong(id);
-    let party = site.left.lock().parties[0].party;
+    let party = site.left_parties.lock().parties[0].party;
     let better = site.scripts().leave_command(id, (&party, barrier.lease), 0);
     site.paid(&refused, false);
     occupy(site);
@@ -89,7 +89,7 @@ fn a_request_under_way_breaks_no_barrier_that_is_made_later() {
     leave(&barrier);
     let late = barrier.site.command().unwrap();
     let _next = leave(&barrier);
-    barrier.site.settle().unwrap();
+    barrier.site.take_back_all().unwrap();
     occupy(&barrier.site);
     assert!(barrier.try_set_parties(2).unwrap());
     come_late(&barrier, &[late]);

@@ -29,7 +29,7 @@ static FINISH: LazyLock<Script> = script!(NUMBER; "barrier/generations.lua", "ba
 const INDEX_DIGITS: usize = 6;
 const BROKEN: i64 = -1;
 const FORGOTTEN: i64 = -2;
-pub(crate) const MOST_PARTIES: u32 = 999_999;
+pub(crate) const MAX_PARTIES: u32 = 999_999;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BarrierScripts<'a> {
@@ -39,7 +39,7 @@ pub(crate) struct BarrierScripts<'a> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Generation {
+pub(crate) enum GenerationState {
     Present,
     Tripped,
     Broken,
@@ -47,7 +47,7 @@ pub(crate) enum Generation {
     Forgotten,
 }
 
-/// The error of a party whose generation is [forgotten](Generation::Forgotten).
+/// The error of a party whose generation is [forgotten](GenerationState::Forgotten).
 pub(crate) fn forgotten() -> Error {
     let message = "the barrier is broken, or was: the server does not know how the generation of \
                    this party has ended, so the others may have passed; if it is broken, reset it \
@@ -58,10 +58,10 @@ pub(crate) fn forgotten() -> Error {
 /// Why a party sends the script `arrive`, as an argument of the script.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
-pub(crate) enum Comes {
+pub(crate) enum ArrivalKind {
     Waits = b'0',
     /// The party waits, and runs an action if it is the last party to arrive.
-    Acts = b'1',
+    RunsAction = b'1',
     /// The party does not wait or has stopped waiting, and breaks its generation.
     Leaves = b'2',
 }
@@ -81,9 +81,9 @@ pub(crate) struct BarrierState {
     pub(crate) parties: u32,
     pub(crate) waiting: u32,
     /// The state of the requested generation.
-    pub(crate) went: Generation,
+    pub(crate) generation_state: GenerationState,
     /// The time until the earliest end of a party's lease.
-    pub(crate) left: Option<Duration>,
+    pub(crate) until_lease_end: Option<Duration>,
 }
 
 impl BarrierScripts<'_> {
@@ -91,19 +91,20 @@ impl BarrierScripts<'_> {
         flag(self.once(&TRY_SET_PARTIES, id, &[parties.to_string().as_bytes()])?)
     }
 
-    /// Makes `party` arrive with its lease. `least`: the lowest number that the present generation
-    /// can have. `is_copy`: whether the request was sent before, with an unknown outcome. Returns
-    /// `None` if the barrier is broken.
+    /// Makes `party` arrive with its lease. `lowest_generation`: the lowest number that the present
+    /// generation can have. `is_copy`: whether the request was sent before, with an unknown
+    /// outcome. Returns `None` if the barrier is broken.
     pub(crate) fn arrive(
         self,
         id: RequestId,
         party: (&Owner, Duration),
-        comes: Comes,
-        least: i64,
+        kind: ArrivalKind,
+        lowest_generation: i64,
         is_copy: bool,
     ) -> Result<Option<BarrierPosition>, Trouble> {
-        let reply =
-            self.arrival(id, party, comes, least, |once| once.call_again(self.route, is_copy))?;
+        let reply = self.arrival(id, party, kind, lowest_generation, |once| {
+            once.call_again(self.route, is_copy)
+        })?;
         match reply {
             Value::Int(0) => {
                 let message = "the barrier has no parties: set them first (try_set_parties)";
@@ -120,22 +121,23 @@ impl BarrierScripts<'_> {
         self,
         id: RequestId,
         party: (&Owner, Duration),
-        least: i64,
+        lowest_generation: i64,
     ) -> Command {
-        self.arrival(id, party, Comes::Leaves, least, |once| once.command(true))
+        self.arrival(id, party, ArrivalKind::Leaves, lowest_generation, |once| once.command(true))
     }
 
     fn arrival<T>(
         self,
         id: RequestId,
         (party, lease): (&Owner, Duration),
-        comes: Comes,
-        least: i64,
+        kind: ArrivalKind,
+        lowest_generation: i64,
         send: impl FnOnce(&Once<'_>) -> T,
     ) -> T {
-        let (mut digits, party, least) = ([0; 20], party.text(), least.to_string());
+        let (mut digits, party, lowest_generation) =
+            ([0; 20], party.text(), lowest_generation.to_string());
         let (channel, lease) = (self.keys.channel.as_bytes(), millis(lease, &mut digits));
-        let arguments = [channel, &party, lease, &[comes as u8], least.as_bytes()];
+        let arguments = [channel, &party, lease, &[kind as u8], lowest_generation.as_bytes()];
         send(&self.numbered(&ARRIVE, id, &arguments))
     }
 
@@ -178,11 +180,11 @@ impl BarrierScripts<'_> {
         generation: i64,
         party: &Owner,
         trips: bool,
-    ) -> Result<Generation, Trouble> {
+    ) -> Result<GenerationState, Trouble> {
         let reply =
             call(self.route, &self.finish_command(generation, party, trips), Rights::Barriers);
         let reply = number(reply?)?;
-        went(reply).ok_or_else(|| unexpected(&Value::Int(reply)))
+        generation_state(reply).ok_or_else(|| unexpected(&Value::Int(reply)))
     }
 
     pub(crate) fn finish_command(self, generation: i64, party: &Owner, trips: bool) -> Command {
@@ -229,22 +231,25 @@ fn read_position(reply: &Value) -> Option<BarrierPosition> {
 }
 
 /// Reads a message: the generation that has ended, and its state.
-pub(crate) fn read_message(message: &[u8]) -> Option<(i64, Generation)> {
+pub(crate) fn read_message(message: &[u8]) -> Option<(i64, GenerationState)> {
     let (generation, state) = str::from_utf8(message).ok()?.split_once(' ')?;
-    Some((generation.parse().ok()?, went(state.parse().ok()?)?))
+    Some((generation.parse().ok()?, generation_state(state.parse().ok()?)?))
 }
 
 fn read_state(reply: Value) -> Result<BarrierState, Trouble> {
     let state = match &reply {
         Value::Array(parts) => match parts.as_slice() {
-            [Value::Int(parties), Value::Int(waiting), Value::Int(state), Value::Int(left)] => {
-                went(*state).map(|went| BarrierState {
-                    parties: u32::try_from(*parties).unwrap_or(0),
-                    waiting: u32::try_from(*waiting).unwrap_or(0),
-                    went,
-                    left: time(*left),
-                })
-            }
+            [
+                Value::Int(parties),
+                Value::Int(waiting),
+                Value::Int(state),
+                Value::Int(until_lease_end),
+            ] => generation_state(*state).map(|generation_state| BarrierState {
+                parties: u32::try_from(*parties).unwrap_or(0),
+                waiting: u32::try_from(*waiting).unwrap_or(0),
+                generation_state,
+                until_lease_end: time(*until_lease_end),
+            }),
             _ => None,
         },
         _ => None,
@@ -252,12 +257,12 @@ fn read_state(reply: Value) -> Result<BarrierState, Trouble> {
     state.ok_or_else(|| unexpected(&reply))
 }
 
-fn went(state: i64) -> Option<Generation> {
+fn generation_state(state: i64) -> Option<GenerationState> {
     match state {
-        0 => Some(Generation::Present),
-        1 => Some(Generation::Tripped),
-        2 => Some(Generation::Broken),
-        3 => Some(Generation::Forgotten),
+        0 => Some(GenerationState::Present),
+        1 => Some(GenerationState::Tripped),
+        2 => Some(GenerationState::Broken),
+        3 => Some(GenerationState::Forgotten),
         _ => None,
     }
 }
