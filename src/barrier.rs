@@ -901,7 +901,7 @@ impl Debtor for BarrierSite {
         Some(self.scripts().leave_command(id, (&party, lease), lowest_generation))
     }
 
-    fn paid(&self, outcome: &Outcome, _: bool) {
+    fn handle_outcome(&self, outcome: &Outcome, _: bool) {
         let Some(id) = self.left_parties.lock().sending.take() else { return };
         let is_done = match outcome {
             // If the server lacks earlier changes of this client, the renewer repeats them first.

@@ -73,7 +73,7 @@ fn a_request_with_a_better_time_breaks_no_later_generation() {
     site.requests.prolong(id);
     let party = site.left_parties.lock().parties[0].party;
     let better = site.scripts().leave_command(id, (&party, barrier.lease), 0);
-    site.paid(&refused, false);
+    site.handle_outcome(&refused, false);
     occupy(site);
     assert!(barrier.reset().unwrap());
     come_late(&barrier, &[better]);

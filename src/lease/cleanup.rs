@@ -17,11 +17,11 @@ use crate::scripts::{Mark, RequestId, Requests, VALID_FOR, is_transient};
 const FIRST_RETRY: u64 = 50_000_000;
 const LAST_RETRY: u64 = 10_000_000_000;
 /// The time after which no request can still be in transit, unless the server was paused.
-const LATEST: Duration = Duration::from_secs(600);
+const MAX_TRANSIT: Duration = Duration::from_secs(600);
 /// How long a command is repeated if it becomes useless soon. The time is longer than the lease of
 /// a grant by message.
-const BRIEF: Duration = Duration::from_secs(3);
-const _: () = assert!(BRIEF.as_nanos() > schedule::PROVISIONAL as u128);
+const SHORT_REPEAT: Duration = Duration::from_secs(3);
+const _: () = assert!(SHORT_REPEAT.as_nanos() > schedule::PROVISIONAL as u128);
 
 /// A command that the renewer sends repeatedly, with back-off, until the command is done. A new
 /// connection makes the next attempt come sooner.
@@ -35,27 +35,28 @@ pub(crate) struct Cleanup {
     until: u64,
     due: u64,
     /// The time at which the command was last sent.
-    tried: u64,
-    retry: u64,
+    last_sent_at: u64,
+    /// The delay before the next attempt.
+    next_delay: u64,
     /// Whether the server has answered an [undo](What::Undo). After an answer, the undo is repeated
     /// only because the undone request may still arrive.
     was_answered: bool,
     /// Whether an answer to the command that was sent last may complete the cleanup.
-    is_last: bool,
+    may_complete: bool,
 }
 
 /// A command, and whether its answer may complete the cleanup.
 type Next = (Command, bool);
 
 enum What {
-    /// Undoes an earlier request. Ends at `until`, or when an answer at `enough` or later
-    /// [settles](is_settled) the undo. An answer before `enough` does not end the undo: the undone
+    /// Undoes an earlier request. Ends at `until`, or when an answer at `answer_counts_from` or
+    /// later [settles](is_settled) the undo. An earlier answer does not end the undo: the undone
     /// request may still be on an old connection, and a stalled server may run it after the undo.
-    /// After an answer, the command is not repeated before `from`. From `from` on, `next` may
-    /// return another command, even if the earlier command has no answer yet.
-    Undo { next: Box<dyn Fn() -> Next + Send>, from: u64, enough: u64 },
+    /// After an answer, the command is not repeated before `repeat_from`. From `repeat_from` on,
+    /// `next` may return another command, even if the earlier command has no answer yet.
+    Undo { next: Box<dyn Fn() -> Next + Send>, repeat_from: u64, answer_counts_from: u64 },
     /// Ends at `until`, or when an answer [settles](is_settled) the command.
-    Tell(Command),
+    UntilAnswered(Command),
     /// Ends when the server has applied the request, or answers that the request comes too late.
     Request(Command, Arc<Requests>, RequestId, Option<i64>),
     /// Ends when no debt is left.
@@ -67,12 +68,12 @@ enum What {
 /// Owes changes to the server, and computes the next command only when a command can be sent.
 pub(crate) trait Debtor: Send + Sync {
     /// Returns the command to send, or `None` if no debt is left. After `Some`, the caller must
-    /// call [`paid`](Self::paid) before it calls this method again.
+    /// call [`handle_outcome`](Self::handle_outcome) before it calls this method again.
     fn command(&self) -> Option<Command>;
 
-    /// Takes the command's outcome. `resent` is true if the command was sent twice because the
+    /// Handles the command's outcome. `resent` is true if the command was sent twice because the
     /// first copy got no reply.
-    fn paid(&self, outcome: &Outcome, resent: bool);
+    fn handle_outcome(&self, outcome: &Outcome, resent: bool);
 }
 
 /// A command that is sent regularly, for as long as it is needed.
@@ -91,13 +92,13 @@ impl Cleanup {
     /// hold was lost. The release is repeated for the length of `lease`. After 10 minutes, an
     /// answer also ends the cleanup.
     pub(crate) fn released(name: &Name, release: Command, lease: Duration) -> Self {
-        Self::undo(name, release, lease, lease.min(LATEST))
+        Self::undo(name, release, lease, lease.min(MAX_TRANSIT))
     }
 
     /// Releases a hold that a new master may still have, because the release may have gone to the
     /// old master. The release is repeated until an answer, for at most the length of `lease`.
     pub(crate) fn left_over(name: &Name, release: Command, lease: Duration) -> Self {
-        Self::new(name, What::Tell(release), lease)
+        Self::new(name, What::UntilAnswered(release), lease)
     }
 
     /// Shortens a hold that is kept until `ends`, and then releases it. `next` returns the command
@@ -111,10 +112,10 @@ impl Cleanup {
         lease: Duration,
         in_doubt: bool,
     ) -> Self {
-        let late = clock::nanos(if in_doubt { LATEST } else { Duration::ZERO });
+        let late = clock::nanos(if in_doubt { MAX_TRANSIT } else { Duration::ZERO });
         let until = ends.saturating_add(clock::nanos(lease).max(late));
-        let (next, enough) = (Box::new(next), ends.saturating_add(late));
-        let undo = What::Undo { next, from: ends, enough };
+        let (next, answer_counts_from) = (Box::new(next), ends.saturating_add(late));
+        let undo = What::Undo { next, repeat_from: ends, answer_counts_from };
         Self { until, ..Self::new(name, undo, Duration::ZERO) }
     }
 
@@ -129,20 +130,20 @@ impl Cleanup {
     /// Undoes a request as [`requested`](Self::requested) does, but repeats the undo for at least
     /// 10 minutes. This is for a queue entry that may have no lease and would block other waiters.
     pub(crate) fn queued(name: &Name, give_up: Command, lease: Duration) -> Self {
-        Self::undo(name, give_up, lease.max(LATEST), LATEST)
+        Self::undo(name, give_up, lease.max(MAX_TRANSIT), MAX_TRANSIT)
     }
 
     /// Releases the hold or removes the queue entry of an owner for which no thread waits. The
     /// client calls this function after a grant or another message to such an owner. The command is
     /// repeated until an answer, or until the grant ends.
     pub(crate) fn unclaimed(name: &Name, give_up: Command) -> Self {
-        Self::new(name, What::Tell(give_up), BRIEF)
+        Self::new(name, What::UntilAnswered(give_up), SHORT_REPEAT)
     }
 
     /// Repeats a lost message of this client to itself, at the server where the client listens. The
     /// message is repeated until an answer, or until the next message is due.
     pub(crate) fn unheard(name: &Name, message: Command, server: usize) -> Self {
-        Self { server: Some(server), ..Self::new(name, What::Tell(message), BRIEF) }
+        Self { server: Some(server), ..Self::new(name, What::UntilAnswered(message), SHORT_REPEAT) }
     }
 
     /// Repeats a numbered request whose outcome is unknown, until the server has applied the
@@ -170,11 +171,12 @@ impl Cleanup {
         Self::new(name, what, Duration::MAX).after(pause)
     }
 
-    /// Repeats a command for the length of `lasts`. An answer ends the cleanup only after `enough`.
-    fn undo(name: &Name, command: Command, lasts: Duration, enough: Duration) -> Self {
-        let enough = clock::now().saturating_add(clock::nanos(enough));
+    /// Repeats a command for the length of `lasts`. An answer ends the cleanup only if it comes
+    /// after `answer_counts_after`.
+    fn undo(name: &Name, command: Command, lasts: Duration, answer_counts_after: Duration) -> Self {
+        let answer_counts_from = clock::now().saturating_add(clock::nanos(answer_counts_after));
         let next = Box::new(move || (command.clone(), true));
-        Self::new(name, What::Undo { next, from: 0, enough }, lasts)
+        Self::new(name, What::Undo { next, repeat_from: 0, answer_counts_from }, lasts)
     }
 
     /// Returns a cleanup that is due now.
@@ -187,10 +189,10 @@ impl Cleanup {
             what,
             until,
             due: 0,
-            tried: 0,
-            retry: FIRST_RETRY,
+            last_sent_at: 0,
+            next_delay: FIRST_RETRY,
             was_answered: false,
-            is_last: true,
+            may_complete: true,
         }
     }
 
@@ -211,11 +213,11 @@ impl Cleanup {
     pub(crate) fn command(&mut self) -> Option<Command> {
         match &self.what {
             What::Undo { next, .. } => {
-                let (command, is_last) = next();
-                self.is_last = is_last;
+                let (command, may_complete) = next();
+                self.may_complete = may_complete;
                 Some(command)
             }
-            What::Tell(command) | What::Request(command, ..) => Some(command.clone()),
+            What::UntilAnswered(command) | What::Request(command, ..) => Some(command.clone()),
             What::Debt(debtor) => debtor.command(),
             What::KeepAlive(keep_alive) => keep_alive.upgrade()?.command(),
         }
@@ -227,9 +229,9 @@ impl Cleanup {
         matches!(self.what, What::KeepAlive(_))
     }
 
-    /// Takes an outcome, and returns whether the cleanup goes on. `ended` is true after the client
-    /// has ended. After the end of the client, only a debt whose command got an answer goes on.
-    pub(crate) fn goes_on(
+    /// Handles an outcome. Returns whether the cleanup goes on. `ended` is true after the client has
+    /// ended. After the end of the client, only a debt whose command got an answer goes on.
+    pub(crate) fn handle_outcome(
         &mut self,
         outcome: &Outcome,
         resent: bool,
@@ -240,17 +242,17 @@ impl Cleanup {
         if let What::KeepAlive(keep_alive) = &self.what {
             let Some(keep_alive) = keep_alive.upgrade() else { return false };
             self.due = now.saturating_add(clock::nanos(keep_alive.done(outcome.clone())));
-            self.tried = now;
+            self.last_sent_at = now;
             return !ended;
         }
-        if self.is_done(outcome, resent, now, watchdog) {
+        if self.complete_if_done(outcome, resent, now, watchdog) {
             return false;
         }
         self.was_answered = is_settled(outcome) && matches!(self.what, What::Undo { .. });
         let owes_more = is_answered(outcome) && matches!(self.what, What::Debt(_));
         if owes_more {
             // The debt may have grown, so the next command is sent without back-off.
-            self.retry = FIRST_RETRY;
+            self.next_delay = FIRST_RETRY;
         }
         if owes_more || !ended {
             self.back_off(now);
@@ -262,12 +264,21 @@ impl Cleanup {
         false
     }
 
-    fn is_done(&self, outcome: &Outcome, resent: bool, now: u64, watchdog: &Watchdog) -> bool {
+    /// Returns whether the outcome completes the cleanup. Applies the outcome to the requests or to
+    /// the debt.
+    fn complete_if_done(
+        &self,
+        outcome: &Outcome,
+        resent: bool,
+        now: u64,
+        watchdog: &Watchdog,
+    ) -> bool {
         match &self.what {
-            What::Undo { enough, .. } => {
-                now >= self.until || is_settled(outcome) && self.is_last && now >= *enough
+            What::Undo { answer_counts_from, .. } => {
+                now >= self.until
+                    || is_settled(outcome) && self.may_complete && now >= *answer_counts_from
             }
-            What::Tell(_) => now >= self.until || is_settled(outcome),
+            What::UntilAnswered(_) => now >= self.until || is_settled(outcome),
             What::Request(_, requests, request_id, permits) => {
                 let late = matches!(outcome, Ok(reply) if requests.is_late(reply));
                 // A "behind" reply does not end the cleanup: the renewer must first repeat earlier
@@ -294,7 +305,7 @@ impl Cleanup {
             }
             // The next call of `command` finds out whether a debt is left.
             What::Debt(debtor) => {
-                debtor.paid(outcome, resent);
+                debtor.handle_outcome(outcome, resent);
                 false
             }
             What::KeepAlive(_) => false,
@@ -303,13 +314,13 @@ impl Cleanup {
 
     /// Delays the next attempt. The delay doubles each time.
     fn back_off(&mut self, now: u64) {
-        self.tried = now;
-        self.due = now.saturating_add(self.retry).min(self.until);
-        self.retry = self.retry.saturating_mul(2).min(LAST_RETRY);
-        if let What::Undo { from, .. } = self.what
+        self.last_sent_at = now;
+        self.due = now.saturating_add(self.next_delay).min(self.until);
+        self.next_delay = self.next_delay.saturating_mul(2).min(LAST_RETRY);
+        if let What::Undo { repeat_from, .. } = self.what
             && self.was_answered
         {
-            self.due = self.due.max(from);
+            self.due = self.due.max(repeat_from);
         }
     }
 
@@ -322,17 +333,17 @@ impl Cleanup {
     /// break. An answered undo keeps its back-off. A call that reaches its time limit leaves an
     /// undo and opens a connection, so each such call would otherwise repeat the undos of all
     /// earlier calls.
-    pub(crate) fn hurry(&mut self) {
+    pub(crate) fn shorten_back_off(&mut self) {
         if !self.was_answered && !self.is_regular() {
-            self.start_anew();
+            self.retry_soon();
         }
     }
 
     /// Makes the cleanup due soon, even if it was answered. The server that answered may have been
     /// replaced by a server that lacks its changes.
-    pub(crate) fn start_anew(&mut self) {
-        self.retry = FIRST_RETRY;
-        self.due = self.due.min(self.tried.saturating_add(FIRST_RETRY));
+    pub(crate) fn retry_soon(&mut self) {
+        self.next_delay = FIRST_RETRY;
+        self.due = self.due.min(self.last_sent_at.saturating_add(FIRST_RETRY));
     }
 }
 
@@ -361,7 +372,7 @@ impl Cleanup {
                 "could not be released before the client ended; it ends with its lease, a place in a \
                  queue when it lapses",
             ),
-            What::Tell(_) | What::KeepAlive(_) => return,
+            What::UntilAnswered(_) | What::KeepAlive(_) => return,
             What::Request(..) => (
                 Level::Error,
                 "what was given back or counted down before the client ended may not have been \
@@ -406,7 +417,7 @@ mod tests {
         };
         let (short, long) = (Duration::from_secs(30), Duration::from_secs(3_600));
         let begun = clock::now();
-        for (what, cleanup, enough, lasts) in [
+        for (what, cleanup, answer_counts_after, lasts) in [
             ("released", Cleanup::released(&name, command(), short), 30, 30),
             ("released, long", Cleanup::released(&name, command(), long), 600, 3_600),
             ("requested", Cleanup::requested(&name, command(), short), 30, 30),
@@ -419,18 +430,21 @@ mod tests {
         ] {
             let (watchdog, _jobs) = Watchdog::new("", crossbeam_channel::bounded(0).0);
             let is_done = |outcome: &Outcome, after: u64| {
-                cleanup.is_done(outcome, false, begun + after, &watchdog)
+                cleanup.complete_if_done(outcome, false, begun + after, &watchdog)
             };
             for settled in
                 [Ok(Value::Okay), Ok(Value::Nil), refusal("NOPERM"), refusal("WRONGTYPE")]
             {
-                if enough > 0 {
+                if answer_counts_after > 0 {
                     assert!(
-                        !is_done(&settled, (enough - 1) * SECOND),
+                        !is_done(&settled, (answer_counts_after - 1) * SECOND),
                         "{what}: early: {settled:?}"
                     );
                 }
-                assert!(is_done(&settled, (enough + 1) * SECOND), "{what}: {settled:?}");
+                assert!(
+                    is_done(&settled, (answer_counts_after + 1) * SECOND),
+                    "{what}: {settled:?}"
+                );
             }
             let silent =
                 [Failure::TimedOut, Failure::Reset, Failure::Unsent].map(|it| Err(it(cause())));
@@ -456,7 +470,7 @@ mod tests {
         for is_done in [false, true] {
             releases.store(is_done, Ordering::Relaxed);
             assert!(cleanup.command().is_some());
-            let answered = cleanup.is_done(&Ok(Value::Int(1)), false, ends + 1, &watchdog);
+            let answered = cleanup.complete_if_done(&Ok(Value::Int(1)), false, ends + 1, &watchdog);
             assert_eq!(answered, is_done);
         }
     }
@@ -472,23 +486,23 @@ mod tests {
     }
 
     #[test]
-    fn a_new_connection_hurries_an_unanswered_cleanup() {
+    fn a_new_connection_shortens_the_back_off_of_an_unanswered_cleanup() {
         let name = Name::from("name");
         let (watchdog, _jobs) = Watchdog::new("", crossbeam_channel::bounded(0).0);
         let lease = Duration::from_secs(30);
         let error = redis::RedisError::from(io::Error::other("no reply"));
         let lost = Err(Failure::TimedOut(Cause::said(Arc::new(error), "a server".into())));
-        for (outcome, is_hurried) in [(lost, true), (Ok(Value::Okay), false)] {
+        for (outcome, is_shortened) in [(lost, true), (Ok(Value::Okay), false)] {
             let mut cleanup = Cleanup::requested(&name, Command::plain(&[b"PING"]), lease);
             let now = clock::now();
             for _ in 0..3 {
-                assert!(cleanup.goes_on(&outcome, false, now, &watchdog, false));
+                assert!(cleanup.handle_outcome(&outcome, false, now, &watchdog, false));
             }
             let (later, soon) = (now + 4 * FIRST_RETRY, now + FIRST_RETRY);
             assert_eq!(cleanup.due(), later);
-            cleanup.hurry();
-            assert_eq!(cleanup.due(), if is_hurried { soon } else { later }, "{outcome:?}");
-            cleanup.start_anew();
+            cleanup.shorten_back_off();
+            assert_eq!(cleanup.due(), if is_shortened { soon } else { later }, "{outcome:?}");
+            cleanup.retry_soon();
             assert_eq!(cleanup.due(), soon, "at another run of the server");
         }
     }
@@ -503,7 +517,7 @@ mod tests {
             let request_id = requests.open(|| 1);
             let cleanup =
                 Cleanup::numbered(&name, Command::plain(&[b"PING"]), &requests, request_id, None);
-            cleanup.is_done(&outcome, false, begun + after * SECOND, &watchdog)
+            cleanup.complete_if_done(&outcome, false, begun + after * SECOND, &watchdog)
         };
         for code in PASSING.into_iter().chain(["NOPERM", "WRONGTYPE"]) {
             assert!(!is_done(refusal(code), VALID_FOR.as_secs() - 1), "{code}: was not applied");

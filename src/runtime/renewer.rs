@@ -169,7 +169,7 @@ impl Renewer {
                 // Close the old connection: its server may still answer although it is no longer
                 // the master.
                 self.own.close();
-                self.cleanups.iter_mut().for_each(Cleanup::start_anew);
+                self.cleanups.iter_mut().for_each(Cleanup::retry_soon);
                 let mut members = self.core.members.all();
                 members.retain(|member| self.is_home(member.name()));
                 let mut renewals = Vec::new();
@@ -185,7 +185,7 @@ impl Renewer {
                 self.try_to(|renewer| renewer.mend_late(&name, &requests, request_id));
             }
             Job::Connected => {
-                self.cleanups.iter_mut().for_each(Cleanup::hurry);
+                self.cleanups.iter_mut().for_each(Cleanup::shorten_back_off);
                 if std::mem::take(&mut self.is_unmet) {
                     // See `connect`.
                     self.own.opens();

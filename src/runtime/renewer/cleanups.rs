@@ -75,9 +75,9 @@ impl Renewer {
     /// that a panic does not lose it.
     fn cleanup_heard(&mut self, due: &mut VecDeque<Cleanup>, outcome: &Outcome, resent: bool) {
         let (watchdog, ended) = (&self.core.watchdog, self.core.is_shut_down());
-        let goes_on = due
-            .front_mut()
-            .is_some_and(|cleanup| cleanup.goes_on(outcome, resent, clock::now(), watchdog, ended));
+        let goes_on = due.front_mut().is_some_and(|cleanup| {
+            cleanup.handle_outcome(outcome, resent, clock::now(), watchdog, ended)
+        });
         let cleanup = due.pop_front();
         self.cleanups.extend(cleanup.filter(|_| goes_on));
     }

@@ -129,7 +129,7 @@ impl Debtor for Poor {
         owes.then(|| Command::plain(&[b"PING"]))
     }
 
-    fn paid(&self, _: &Outcome, _: bool) {
+    fn handle_outcome(&self, _: &Outcome, _: bool) {
         self.0.stumble();
     }
 }
@@ -160,7 +160,7 @@ impl<F: Fn() + Send + Sync> Debtor for Settles<F> {
         (!self.0.load(Ordering::SeqCst)).then(|| Command::plain(&[b"PING"]))
     }
 
-    fn paid(&self, _: &Outcome, _: bool) {
+    fn handle_outcome(&self, _: &Outcome, _: bool) {
         self.0.store(true, Ordering::SeqCst);
         (self.1)();
     }

@@ -342,7 +342,7 @@ impl Debtor for SemaphoreSite {
         Some(self.scripts().release_command(request_id, permits, false))
     }
 
-    fn paid(&self, outcome: &Outcome, resent: bool) {
+    fn handle_outcome(&self, outcome: &Outcome, resent: bool) {
         let Some((request_id, permits)) = self.debt.lock().paying.take() else { return };
         self.check_behind(request_id, outcome);
         let given = i64::try_from(permits).unwrap_or(i64::MAX);
@@ -550,7 +550,7 @@ mod tests {
             self.0.send(()).is_ok().then(|| Command::plain(&[b"PING"]))
         }
 
-        fn paid(&self, _: &Outcome, _: bool) {}
+        fn handle_outcome(&self, _: &Outcome, _: bool) {}
     }
 
     /// Waits until the renewer has done all cleanups that are queued now.
