@@ -18,16 +18,16 @@
 local leaves = ARGV[8] == '2'
 local text_of, missing = string.match(last == number and result or '', '^(%d+)(%d%d%d%d%d%d)$')
 if leaves then
-    make_room()
-    local generation = present()
+    write_nothing()
+    local generation = present_generation()
     if missing == '000000' then
         -- The party has not arrived: the request in the record changed nothing.
         last = number - 1
     elseif missing or generation and redis.call('zscore', parties, ARGV[6]) then
         generation = missing and tonumber(text_of) or generation
         break_up(ARGV[5], generation)
-        local went = state(generation)
-        return went == 1 and result or went == 3 and -2 or -1
+        local outcome = state(generation)
+        return outcome == 1 and result or outcome == 3 and -2 or -1
     end
 elseif ARGV[8] == '1' and missing == '000001' and state(tonumber(text_of)) == 2 then
     -- The last party's arrival was sent again, and the generation is broken now. The action must
@@ -35,7 +35,7 @@ elseif ARGV[8] == '1' and missing == '000001' and state(tonumber(text_of)) == 2 
     return -1
 end
 
-local number, ends = present(), false
+local number, ends_generation = present_generation(), false
 return once(function()
     if not number then
         if leaves then
@@ -44,39 +44,39 @@ return once(function()
         end
         return nil
     end
-    check()
+    check_rights()
     if number < tonumber(ARGV[9]) then
         -- This server is a new master that lacks the last trips, so its present generation contains
         -- parties that have already passed. The barrier begins anew, broken, with an unused number.
-        ends = true
-        return {'-1', 'hset', barrier, anew(number, math.max(micros(), ARGV[9]), true)}
+        ends_generation = true
+        return {'-1', 'hset', barrier, fresh_fields(number, math.max(micros(), ARGV[9]), true)}
     end
     local missing = redis.call('hget', barrier, 'parties') - redis.call('zcard', parties) - 1
     -- A party that leaves while the last party's action runs belongs to the next generation, so it
     -- breaks the next generation.
-    local breaks = leaves and missing < 0 and number + 1 or number
-    if is_broken(breaks) then
+    local to_break = leaves and missing < 0 and number + 1 or number
+    if is_broken(to_break) then
         if leaves then
             -- Without this record, a late copy of this request would break the generation after a
             -- reset.
             remember(ARGV[1] .. '=-1')
         end
         return {'-1'}
-    elseif leaves or has_died() then
-        ends = breaks == number
-        return {'-1', 'hset', barrier, 'broken', broken_with(breaks)}
+    elseif leaves or has_dead_party() then
+        ends_generation = to_break == number
+        return {'-1', 'hset', barrier, 'broken', broken_numbers_with(to_break)}
     end
     local result = text(number) .. string.format('%06d', missing + 1)
     if missing < 0 then
         return {result}
     end
     if missing == 0 and ARGV[8] == '0' then
-        ends = true
+        ends_generation = true
         return {result, 'hset', barrier, 'generation', text(number + 1)}
     end
-    return {result, 'zadd', parties, text(clock() + ARGV[7]), ARGV[6]}
+    return {result, 'zadd', parties, text(millis() + ARGV[7]), ARGV[6]}
 end, function()
-    if ends then
-        ended(ARGV[5], number)
+    if ends_generation then
+        announce_end(ARGV[5], number)
     end
 end)

@@ -9,12 +9,12 @@
 -- ended.
 local number = tonumber(ARGV[2])
 if ARGV[4] == '1' and state(number) == 0 and redis.call('zscore', parties, ARGV[3])
-    and not has_died()
+    and not has_dead_party()
 then
-    check()
-    make_room()
+    check_rights()
+    write_nothing()
     redis.call('hset', barrier, 'generation', text(number + 1))
-    ended(ARGV[1], number)
+    announce_end(ARGV[1], number)
 end
 break_up(ARGV[1], number)
 return state(number)

@@ -26,7 +26,7 @@ local function micros()
 end
 
 -- Returns the server's time in ms.
-local function clock()
+local function millis()
     return math.floor(micros() / 1000)
 end
 
@@ -36,35 +36,35 @@ end
 
 -- Returns the number of the present generation, or nil if there is no barrier; and the number of
 -- the last generation, which a deleted barrier also has.
-local function present()
-    local it = redis.call('hmget', barrier, 'generation', 'parties')
-    local last = tonumber(it[1] or nil)
-    return it[2] and last or nil, last
+local function present_generation()
+    local fields = redis.call('hmget', barrier, 'generation', 'parties')
+    local last = tonumber(fields[1] or nil)
+    return fields[2] and last or nil, last
 end
 
-local function broken()
+local function broken_numbers()
     return redis.call('hget', barrier, 'broken') or ' '
 end
 
 local function is_broken(number)
-    return string.find(broken(), ' ' .. text(number) .. ' ', 1, true) ~= nil
+    return string.find(broken_numbers(), ' ' .. text(number) .. ' ', 1, true) ~= nil
 end
 
--- Returns the field `broken` with this generation added, cut to its last FULL characters. The field
--- must hold many numbers: if each of many parties resets a broken barrier, each reset breaks one
--- generation, and a party that missed a message asks only seconds later.
-local FULL = 256 * 17 + 1
-local function broken_with(number)
-    return string.sub(broken() .. text(number) .. ' ', -FULL)
+-- Returns the field `broken` with this generation added, cut to its last MAX_LENGTH characters. The
+-- field must hold many numbers: if each of many parties resets a broken barrier, each reset breaks
+-- one generation, and a party that missed a message asks only seconds later.
+local MAX_LENGTH = 256 * 17 + 1
+local function broken_numbers_with(number)
+    return string.sub(broken_numbers() .. text(number) .. ' ', -MAX_LENGTH)
 end
 
 -- Returns whether the lease of any party has ended.
-local function has_died()
-    return redis.call('zcount', parties, '-inf', clock()) > 0
+local function has_dead_party()
+    return redis.call('zcount', parties, '-inf', millis()) > 0
 end
 
 -- Ends the script with the server's error if the user may not run one of the later commands.
-local function check()
+local function check_rights()
     for _, command in ipairs({
         {'hget', barrier, ''}, {'hset', barrier, '', ''}, {'hdel', barrier, ''},
         {'pexpire', barrier, 1}, {'persist', barrier}, {'del', parties},
@@ -77,7 +77,7 @@ end
 
 -- Runs a write that changes nothing. Once a script has written, a server that is out of memory
 -- refuses none of its commands.
-local function make_room()
+local function write_nothing()
     redis.call('hdel', barrier, '')
 end
 
@@ -85,34 +85,34 @@ end
 -- broken, 3 = it has ended, but this server does not know how: it began at a master that was lost,
 -- or it is older than the oldest number in the field `broken`.
 local function state(number)
-    local now, last = present()
-    if is_broken(number) or number == last and not now then
+    local present, last = present_generation()
+    if is_broken(number) or number == last and not present then
         return 2
     end
     local first, before = unpack(redis.call('hmget', barrier, 'first', 'before'))
     local from, to = string.match(before or '', '(%d+) (%d+)')
     local is_known = first and number >= tonumber(first)
         or from and number >= tonumber(from) and number < tonumber(to)
-    local all = broken()
+    local numbers = broken_numbers()
     if not is_known or number > last then
         return 3
     elseif number == last then
         return 0
     end
-    return #all == FULL and number < tonumber(string.match(all, '%d+')) and 3 or 1
+    return #numbers == MAX_LENGTH and number < tonumber(string.match(numbers, '%d+')) and 3 or 1
 end
 
 -- Returns the fields of a barrier that begins anew with the generation `number`. `last`: the
 -- barrier's last generation so far, which has not tripped.
-local function anew(last, number, begins_broken)
+local function fresh_fields(last, number, begins_broken)
     return 'generation', text(number), 'first', text(number),
         'before', redis.call('hget', barrier, 'first') .. ' ' .. text(last),
-        'broken', broken_with(last) .. (begins_broken and text(number) .. ' ' or '')
+        'broken', broken_numbers_with(last) .. (begins_broken and text(number) .. ' ' or '')
 end
 
--- Ends the wait of a generation's parties: removes them from the set and publishes the generation's
--- state. If the server refuses the message, each party learns the state when it next runs look.lua.
-local function ended(channel, number)
+-- Announces the end of a generation: removes its parties from the set, and publishes its state. If
+-- the server refuses the message, each party reads the state when it next runs look.lua.
+local function announce_end(channel, number)
     redis.call('del', parties)
     redis.pcall('publish', channel, text(number) .. ' ' .. state(number))
 end
@@ -120,9 +120,9 @@ end
 -- Breaks a generation if it has not ended.
 local function break_up(channel, number)
     if state(number) == 0 then
-        check()
-        make_room()
-        redis.call('hset', barrier, 'broken', broken_with(number))
-        ended(channel, number)
+        check_rights()
+        write_nothing()
+        redis.call('hset', barrier, 'broken', broken_numbers_with(number))
+        announce_end(channel, number)
     end
 end

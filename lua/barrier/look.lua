@@ -9,21 +9,21 @@
 --        -1: no lease}
 --
 -- A lease that has ended is not renewed.
-local number = present()
-local asked = tonumber(ARGV[2] or number or 0)
+local number = present_generation()
+local generation = tonumber(ARGV[2] or number or 0)
 if number and not is_broken(number) then
-    local arrived = asked == number and ARGV[3]
+    local arrived = generation == number and ARGV[3]
     -- If the set lacks this party, a new master never received the arrival, and the other parties
     -- would wait for ever.
-    if has_died() or arrived and not redis.call('zscore', parties, ARGV[3]) then
+    if has_dead_party() or arrived and not redis.call('zscore', parties, ARGV[3]) then
         break_up(ARGV[1], number)
     elseif arrived then
-        make_room()
-        redis.call('zadd', parties, text(clock() + ARGV[4]), ARGV[3])
+        write_nothing()
+        redis.call('zadd', parties, text(millis() + ARGV[4]), ARGV[3])
     end
 end
-local first = redis.call('zrange', parties, 0, 0, 'withscores')[2]
+local first_end = redis.call('zrange', parties, 0, 0, 'withscores')[2]
 return {
     tonumber(redis.call('hget', barrier, 'parties') or 0), redis.call('zcard', parties),
-    state(asked), first and math.max(first - clock(), 0) or -1,
+    state(generation), first_end and math.max(first_end - millis(), 0) or -1,
 }

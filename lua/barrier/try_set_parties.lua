@@ -4,14 +4,15 @@
 -- ARGV 1-4 as in once.lua, 5 how many parties trip it
 -- reply: 1 = made, 0 = a barrier exists
 return once(function()
-    local now, last = present()
-    if now then
+    local present, last = present_generation()
+    if present then
         return nil
     end
-    check()
+    check_rights()
     if last then
         -- (`last + 2`: a party that left early may have broken the generation `last + 1`.)
-        return {'1', 'hset', barrier, 'parties', ARGV[5], anew(last, math.max(micros(), last + 2))}
+        return {'1', 'hset', barrier, 'parties', ARGV[5],
+            fresh_fields(last, math.max(micros(), last + 2))}
     end
     local number = text(micros())
     return {'1', 'hset', barrier, 'parties', ARGV[5], 'generation', number, 'first', number}

@@ -5,6 +5,6 @@
 -- reply: 1 = the semaphore existed, 0 = there was no semaphore
 return once(function()
     -- If a key holds data of another type, these commands end the script with the server's error.
-    local there = redis.call('zcard', KEYS[3]) > 0 or stored(KEYS[1])
-    return there and {'1', 'del', KEYS[1], KEYS[3]}
+    local exists = redis.call('zcard', KEYS[3]) > 0 or stored(KEYS[1])
+    return exists and {'1', 'del', KEYS[1], KEYS[3]}
 end)

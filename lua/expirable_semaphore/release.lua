@@ -16,9 +16,9 @@ end
 if ARGV[2] == '1' and #live < #ARGV - 2 then
     live = {}
 end
-local free = take_back(live)
+local free = give_back(live)
 if not free then
     return {0, 0}
 end
-local heard = tell_free(ARGV[1], free)
-return {#live, type(heard) == 'number' and 1 + heard or -1}
+local listeners = tell_free(ARGV[1], free)
+return {#live, type(listeners) == 'number' and 1 + listeners or -1}

@@ -10,14 +10,14 @@
 -- If a lease became too long because the clock was set back, the script cuts it if ARGV 2 is
 -- negative (../lock/renew.lua). Each command runs in a pcall, so a key of another type does not
 -- stop the renewal of the other permits.
-local new, longest = now + ARGV[1], math.abs(tonumber(ARGV[2]))
+local new_end, longest = now + ARGV[1], math.abs(tonumber(ARGV[2]))
 local cuts = tonumber(ARGV[2]) < 0
 
 -- The function always writes: see ../lock/renew.lua. (ZADD with an unchanged score would not count
 -- as a write.)
 local function raise(key, ends, is_long, id)
-    if ends < new then
-        return redis.pcall('zadd', key, 'xx', new, id)
+    if ends < new_end then
+        return redis.pcall('zadd', key, 'xx', new_end, id)
     elseif is_long and cuts then
         return redis.pcall('zadd', key, 'xx', now + longest, id)
     end

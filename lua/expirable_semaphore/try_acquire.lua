@@ -22,33 +22,33 @@ if known > 0 then
     return {known}
 end
 
-local came_back = take_back({})
+local gave_back = give_back({})
 local free = stored(KEYS[1])
 local taken = share(free or 0, ARGV[3], 5, first_id - 1)
 local reply = {taken}
 if taken > 0 then
     free = redis.call('decrby', KEYS[1], taken)
-    local permits = {}
+    local ends_and_ids = {}
     for at = first_id, first_id + taken - 1 do
-        permits[#permits + 1] = now + ARGV[1]
-        permits[#permits + 1] = ARGV[at]
+        ends_and_ids[#ends_and_ids + 1] = now + ARGV[1]
+        ends_and_ids[#ends_and_ids + 1] = ARGV[at]
     end
-    local added = redis.pcall('zadd', KEYS[2], unpack(permits))
+    local added = redis.pcall('zadd', KEYS[2], unpack(ends_and_ids))
     if type(added) == 'table' then
         -- A negative DECRBY undoes the first one, so this needs no right to INCRBY.
         redis.call('decrby', KEYS[1], -taken)
         return added
     end
     -- If a semaphore expires, its permits' key expires with it, as in Redisson.
-    local left = redis.pcall('pttl', KEYS[1])
-    if type(left) == 'number' and left > 0 then
-        redis.pcall('pexpire', KEYS[2], left)
+    local ttl = redis.pcall('pttl', KEYS[1])
+    if type(ttl) == 'number' and ttl > 0 then
+        redis.pcall('pexpire', KEYS[2], ttl)
     end
 else
-    local next = redis.call('zrange', KEYS[2], 0, 0, 'withscores')[2]
-    reply = {(free or next) and 0 or -1, next and math.min(next - now, 2 ^ 53) or -1}
+    local next_end = redis.call('zrange', KEYS[2], 0, 0, 'withscores')[2]
+    reply = {(free or next_end) and 0 or -1, next_end and math.min(next_end - now, 2 ^ 53) or -1}
 end
-if came_back then
+if gave_back then
     tell_free(ARGV[2], free or 0)
 end
 return reply

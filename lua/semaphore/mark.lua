@@ -23,9 +23,9 @@ local function ensure_mark(exists, ...)
     -- The time makes this mark different from the mark that the same request set at a server that
     -- has lost its data.
     mark = table.concat({string.match(KEYS[2], '(%w+):%d+$'), ARGV[1], math.floor(now)}, ':')
-    local left = exists and redis.call('pttl', KEYS[1]) or -1
-    if left >= 0 then
-        redis.call('set', KEYS[3], mark, 'px', math.max(left, 1))
+    local ttl = exists and redis.call('pttl', KEYS[1]) or -1
+    if ttl >= 0 then
+        redis.call('set', KEYS[3], mark, 'px', math.max(ttl, 1))
     else
         redis.call('set', KEYS[3], mark, ...)
     end

@@ -22,6 +22,6 @@ return once(function()
     ensure_mark(exists)
     return {'-2', 'incrby', KEYS[1], ARGV[5]}
 end, function(free)
-    local heard = tell_free(ARGV[6], free)
-    return type(heard) == 'number' and 1 + heard or -1
+    local listeners = tell_free(ARGV[6], free)
+    return type(listeners) == 'number' and 1 + listeners or -1
 end)

@@ -30,7 +30,7 @@ macro_rules! lua {
         concat!(lua!(COUNT), lua!("semaphore/mark.lua"))
     };
     (PERMITS) => {
-        concat!(lua!("number.lua"), lua!("expirable_semaphore/lapse.lua"))
+        concat!(lua!("number.lua"), lua!("expirable_semaphore/expired.lua"))
     };
     // The script as a function of its KEYS and ARGV.
     ([$($part:tt),+]) => {

@@ -782,7 +782,7 @@ mod tests {
                 Rights::ExpirableSemaphores,
                 code!(
                     COUNT,
-                    "expirable_semaphore/lapse.lua",
+                    "expirable_semaphore/expired.lua",
                     "expirable_semaphore/try_acquire.lua",
                     "expirable_semaphore/release.lua",
                     "expirable_semaphore/renew.lua",

@@ -21,21 +21,21 @@ end
 -- the function tries the commands that the server may refuse. These trials have an unknown id and
 -- an empty range of times, so they change nothing. After them, a server that is out of memory does
 -- not refuse INCRBY.
-local function take_back(ids)
-    local lapsed = redis.call('zcount', KEYS[2], '-inf', now)
-    if lapsed + #ids == 0 then
+local function give_back(ids)
+    local expired = redis.call('zcount', KEYS[2], '-inf', now)
+    if expired + #ids == 0 then
         return nil
     end
     redis.call('zrem', KEYS[2], '')
-    if lapsed > 0 then
+    if expired > 0 then
         redis.call('zremrangebyscore', KEYS[2], 0, '(0')
     end
     stored(KEYS[1])
-    local free = redis.call('incrby', KEYS[1], lapsed + #ids)
+    local free = redis.call('incrby', KEYS[1], expired + #ids)
     if #ids > 0 then
         redis.call('zrem', KEYS[2], unpack(ids))
     end
-    if lapsed > 0 then
+    if expired > 0 then
         redis.call('zremrangebyscore', KEYS[2], '-inf', now)
     end
     return free
