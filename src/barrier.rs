@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! arrive: a party sends a numbered request. The last party runs its action and trips the barrier
-//! wait:   the other parties listen, ask and sleep. A message says how the generation ended. Until
-//!         then each party asks again to renew its lease, and when another party's lease ends
+//! wait:   the other parties listen, ask the server and sleep. A message says how the generation
+//!         ended. Until then each party asks again to renew its lease, and when another party's
+//!         lease ends
 //! leave:  if a party's wait times out, is cancelled or fails, the party breaks the barrier, if
 //!         necessary in the background. If the barrier has already tripped, the party has passed
 //! ```
@@ -14,7 +15,7 @@
 //!   two barriers of one name use the same generation numbers.
 //! - A party's lease is renewed only while its thread waits or runs the action. When a lease has
 //!   ended, the next request of any process breaks the barrier.
-//! - A party listens before it asks, so it cannot miss the end of its generation.
+//! - A party listens before it asks the server, so it cannot miss the end of its generation.
 //! - An arrival is a numbered request: in an outage it is sent again, and the server applies it
 //!   once.
 //! - To take its arrival back, a party sends a second request with the arrival's number. This

@@ -361,7 +361,7 @@ impl CountDownLatch {
     }
 }
 
-/// The leader asks for all waiting threads of this process.
+/// The leader asks the server on behalf of all waiting threads of this process.
 impl Synchronizer for CountDownLatch {
     type Site = LatchSite;
 
@@ -390,7 +390,7 @@ impl Synchronizer for CountDownLatch {
         None
     }
 
-    /// Asks whether the latch is open, for all threads that arrived before the request.
+    /// Asks the server whether the latch is open, for all threads that arrived before the request.
     fn ask(
         &self,
         lead: &mut Lead<LatchRequestState>,

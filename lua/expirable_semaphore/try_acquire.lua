@@ -7,8 +7,8 @@
 --        thread; {-1, -1}: there is no such semaphore
 --
 -- A request that is sent again finds the ids that it added the first time. The request then takes
--- no permits, and the reply is the number of these ids that remain. If the request took permits, it
--- would take those that were already given back a second time.
+-- no permits, and the reply is the number of these ids that remain. (If the request took the
+-- missing permits again, it would take permits that were already given back.)
 local threads = tonumber(ARGV[4])
 local first_id = 5 + threads
 local known = 0

@@ -103,8 +103,8 @@ struct LastRefusal {
     retry_at: Option<u64>,
 }
 
-/// How long a refusal keeps later leaders from asking. The time must be limited: if the message
-/// that announces permits is lost, only a request finds the permits.
+/// How long a refusal keeps later leaders from sending a request. The time must be limited: if the
+/// message that announces permits is lost, only a request finds the permits.
 const FRESH_REFUSAL: u64 = 100_000_000;
 
 /// The maximum number of needs in one request. It limits the server's work for the request.
@@ -134,7 +134,7 @@ impl<L> PermitGate<L> {
     }
 
     /// Queues an arriving thread behind the waiting threads. Returns `None` if no thread waits: the
-    /// caller may then ask the server for itself.
+    /// caller may then send a request for its own need.
     pub(crate) fn enter(
         &self,
         thread: &Arc<Thread>,
@@ -192,12 +192,12 @@ impl<L> PermitGate<L> {
     ) -> Option<Option<Duration>> {
         let now = clock::now();
         let refusal = self.state.lock().refusal?;
-        let counts = refusal.permits <= need.permits
+        let is_recent = refusal.permits <= need.permits
             && version.is_none_or(|version| version == refusal.version)
             && now.saturating_sub(refusal.at) < FRESH_REFUSAL
             && refusal.retry_at.is_none_or(|retry_at| now < retry_at);
         let retry_after = |retry_at: u64| Duration::from_nanos(retry_at.saturating_sub(now));
-        counts.then(|| refusal.retry_at.map(retry_after))
+        is_recent.then(|| refusal.retry_at.map(retry_after))
     }
 
     /// Whether a thread passed permits to the leader.
@@ -226,7 +226,7 @@ impl<L> PermitGate<L> {
         passed
     }
 
-    /// Distributes permits that the server has granted for the threads behind the asking thread.
+    /// Distributes permits that the server has granted for the threads behind the calling thread.
     /// The queue may have changed during the request, so `others` go to the threads that are first
     /// in the queue now. Returns the permits that no waiting thread gets: the caller must give them
     /// back to the server. `asked`: the time at which the request was sent. If the pause after the

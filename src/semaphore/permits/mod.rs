@@ -1,9 +1,9 @@
 //! How threads wait for permits of both kinds of semaphores: which thread of this process is next,
 //! and for how long the process keeps permits.
 //!
-//! While permits are free, every thread asks for itself. After a refusal, threads queue at the
-//! [`gate`](PermitGate), and the first thread becomes the leader. The leader sends one request for
-//! itself and the threads behind it, and waits in the driver (`waiting::acquire`) while other
+//! While permits are free, every thread sends its own request. After a refusal, threads queue at
+//! the [`gate`](PermitGate), and the first thread becomes the leader. The leader sends one request
+//! for itself and the threads behind it, and waits in the driver (`waiting::acquire`) while other
 //! processes have the permits.
 
 mod gate;
@@ -125,7 +125,7 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         (S::KIND, need.permits)
     }
 
-    /// If no thread waits, asks the server for this thread alone. After a refusal, makes the thread
+    /// If no thread waits, sends a request for this thread alone. After a refusal, makes the thread
     /// the leader or queues it.
     fn enter(&self, claim: &Claim<'_, PermitNeed>) -> Result<EnterPermits<S::Lease>, Error> {
         let (gate, Claim { thread, need, wait }) = (self.gate(), claim);
@@ -140,7 +140,7 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
             request_state.pause = remaining_pause(&**self);
         }
         if !wait.blocks() && !request_state.pause.is_zero() {
-            // A call that does not block asks only once, so it lets other processes ask first.
+            // A call that does not block sends only one request, so other processes go first.
             let pause = std::mem::take(&mut request_state.pause);
             sleep_for(&**self, claim, pause)?;
             if let Some(entered) = gate.enter(thread, *need, false) {
@@ -201,7 +201,7 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         }
     }
 
-    /// Asks for permits for the leader and the threads behind it.
+    /// Requests permits for the leader and the threads behind it.
     fn ask(
         &self,
         lead: &mut Lead<PermitRequestState>,
@@ -220,9 +220,9 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
             let RequestResult { own, granted, retry_after } =
                 request_for(self, claim.need, &needs, clients)?;
             // An unmet need is not recorded as a refusal in two cases, in which the next leader
-            // must ask. First, the server may have left permits for other processes that may not
-            // want them. Second, the reply to a grant does not say when the next lease ends, so the
-            // next leader would sleep for too long.
+            // must send a request. First, the server may have left permits for other processes that
+            // may not want them. Second, the reply to a grant does not say when the next lease
+            // ends, so the next leader would sleep for too long.
             let is_refusal = granted == 0 || clients == 1 && !S::HAS_LEASES;
             let unmet = first_unmet(&needs, granted).filter(|_| is_refusal);
             if let Some((version, need)) = version.zip(unmet) {
@@ -261,7 +261,7 @@ impl<S: PermitSource> QueueSite for Arc<S> {
 
 /// The result of a request.
 struct RequestResult<L> {
-    /// The asking thread's permits.
+    /// The calling thread's permits.
     own: Option<Permits<L>>,
     /// The number of permits that the server granted for this thread and the threads behind it. The
     /// threads behind already have their permits. Surplus permits are being given back.

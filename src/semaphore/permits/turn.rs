@@ -12,8 +12,8 @@
 //! received a release's message. A lock's turn ends with the release that hands the lock to the
 //! next process. A permit turn includes many grants and releases. If no other process used the
 //! pause after a permit turn, the limits of the next turn are doubled. The server does not stop a
-//! process from asking after its turn, so [`PermitTurn`] also computes how long to pause. Only a
-//! cohort has the chain for Redisson's share.
+//! process from asking after its turn, so [`PermitTurn`] also computes how long to pause. A lock's
+//! cohort also has a chain, which gives Redisson's waiters their share. A permit turn has none.
 
 use std::time::Duration;
 
@@ -66,10 +66,10 @@ pub(crate) struct TurnEnd {
     pub(crate) at: u64,
 }
 
-/// What a thread must do before it asks the server.
+/// What a thread must do before it sends a request for permits.
 #[derive(Debug)]
 pub(crate) enum NextStep {
-    /// The thread may ask at once.
+    /// The thread may send the request at once.
     Ask,
     /// The turn is over. If other processes received the message of its last release, the thread
     /// must pause.
@@ -96,11 +96,12 @@ impl PermitTurn {
     pub(crate) fn next_step(&mut self, now: u64) -> NextStep {
         let Some(last_release) = self.last_release else { return NextStep::Ask };
         if now.saturating_sub(last_release.at) >= self.pause_after {
-            // The pause is over, so other processes have had time to ask.
+            // The pause is over, so other processes have had time to send their requests.
             self.reset();
             return NextStep::Ask;
         }
-        // If `began` is `None`, an earlier call has ended the turn, and no further pause is due.
+        // If `began` is `None`, an earlier call of `end` has ended the turn, and no further pause
+        // is due.
         if self.began.is_some() && self.is_over(now) {
             NextStep::Pause(last_release)
         } else {
