@@ -8,15 +8,15 @@ local pass = ARGV[3] == '1'
 if pass then
     redis.call('lrem', waiting, 1, ARGV[2])
 end
-local mine = redis.call('hget', notified, ARGV[2])
-if not mine then
+local own_record = redis.call('hget', notified, ARGV[2])
+if not own_record then
     return 0
 end
 if pass then
     -- Tests the right to HDEL. If HDEL were refused after `notify_first`, the notification would be
     -- passed on twice.
     redis.call('hdel', notified, '')
-    local _, trouble = notify_first(string.match(mine, '%S+$') or '0')
+    local _, trouble = notify_first(string.match(own_record, '%S+$') or '0')
     if trouble then
         -- The next run of look.lua finds the record without a keep-alive, and passes the
         -- notification on.

@@ -2,12 +2,12 @@
 --
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2… the waiters, all of one process
--- reply: how many of them have a record
+-- reply: how many of these waiters have a record
 local kept = 0
 for i = 2, #ARGV do
-    local mine = redis.call('hget', notified, ARGV[i])
-    if mine then
-        record(ARGV[i], string.match(mine, '%S+$'))
+    local own_record = redis.call('hget', notified, ARGV[i])
+    if own_record then
+        record(ARGV[i], string.match(own_record, '%S+$'))
         kept = kept + 1
     end
 end

@@ -4,13 +4,14 @@
 -- ARGV 2 waiter, 3 '1' = the waiter stops waiting
 -- reply: 1 = the waiter waits, or waited until now; 0 = the waiter was notified
 --
--- If there are many records, the script reads them all only if no waiter's request has read them in
--- the last LOOKED ms. Any waiter's request may read them, so a dead waiter cannot prevent this.
-local FEW, LOOKED = 8, 300
+-- If there are more than FEW_RECORDS records, the script reads them only if no waiter's request has
+-- read them in the last CHECK_INTERVAL ms. Any waiter's request may read them, so a dead waiter
+-- cannot prevent this.
+local FEW_RECORDS, CHECK_INTERVAL = 8, 300
 
-local mine = redis.call('hget', notified, ARGV[2])
-if mine then
-    record(ARGV[2], string.match(mine, '%S+$'))
+local own_record = redis.call('hget', notified, ARGV[2])
+if own_record then
+    record(ARGV[2], string.match(own_record, '%S+$'))
     return 0
 elseif not redis.call('lpos', waiting, ARGV[2]) then
     return 0
@@ -20,11 +21,11 @@ if ARGV[3] == '1' then
     return 1
 end
 redis.call('pexpire', waiting, KEPT)
-local many = redis.pcall('hlen', notified)
-if type(many) == 'number' and many > FEW then
-    local looked = tonumber(redis.call('hget', notified, '') or nil)
+local count = redis.pcall('hlen', notified)
+if type(count) == 'number' and count > FEW_RECORDS then
+    local checked_at = tonumber(redis.call('hget', notified, '') or nil)
     -- (If the time is in the future, the server's clock was set back.)
-    if looked and math.abs(now() - looked) < LOOKED then
+    if checked_at and math.abs(now() - checked_at) < CHECK_INTERVAL then
         return 1
     end
     -- If the server refuses this HSET, each run reads all records.
@@ -36,7 +37,7 @@ for i = 1, #records, 2 do
     local since, number = string.match(records[i + 1], '^(%d+) (%S+)$')
     -- (If the time is in the future, the server's clock was set back.)
     if records[i] ~= ''
-        and (not since or math.abs(now() - since) > PATIENCE or not listens(records[i]))
+        and (not since or math.abs(now() - since) > ALIVE_FOR or not listens(records[i]))
     then
         -- Tests the right to HDEL. If HDEL were refused after `notify_first`, each run would pass
         -- the notification on again.

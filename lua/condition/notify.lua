@@ -14,14 +14,14 @@ if ARGV[4] == '1' then
     -- notification of all waiters needs no records, and the earlier records can be deleted.
     local all = redis.call('lrange', waiting, 0, -1)
     redis.call('del', waiting, notified)
-    local heard = 0
+    local notified_count = 0
     for _, waiter in ipairs(all) do
         if listens(waiter) then
             tell(waiter)
-            heard = heard + 1
+            notified_count = notified_count + 1
         end
     end
-    return heard
+    return notified_count
 end
 if ARGV[5] == '1' then
     -- If the first copy of this request notified a waiter, that waiter's record still exists: the
@@ -32,5 +32,5 @@ if ARGV[5] == '1' then
         end
     end
 end
-local told, trouble = notify_first(number)
-return trouble or (told and 1 or 0)
+local first, trouble = notify_first(number)
+return trouble or (first and 1 or 0)

@@ -3,15 +3,15 @@
 -- Returns whether a waiter's process listens to its channel. The script runs PUBSUB NUMSUB once for
 -- each process. (The number that PUBLISH returns also includes pattern subscriptions of other
 -- clients.)
-local heard_by
+local has_listener
 local function listens(waiter)
     local own = own_channel(waiter)
-    heard_by = heard_by or {}
-    if heard_by[own] == nil then
-        local heard = redis.pcall('pubsub', 'numsub', own)
-        heard_by[own] = refused(heard) and true or heard[2] > 0
+    has_listener = has_listener or {}
+    if has_listener[own] == nil then
+        local subscribers = redis.pcall('pubsub', 'numsub', own)
+        has_listener[own] = refused(subscribers) and true or subscribers[2] > 0
     end
-    return heard_by[own]
+    return has_listener[own]
 end
 
 -- A refused message does no harm, because each waiter also runs look.lua from time to time.
@@ -29,17 +29,17 @@ local function notify_first(number)
         if not first then
             return nil
         end
-        local lives = listens(first)
-        local trouble = lives and record(first, number)
+        local is_alive = listens(first)
+        local trouble = is_alive and record(first, number)
         if trouble then
             return nil, trouble
         end
-        local gone = redis.pcall('lpop', waiting)
-        if refused(gone) then
+        local popped = redis.pcall('lpop', waiting)
+        if refused(popped) then
             redis.pcall('hdel', notified, first)
-            return nil, gone
+            return nil, popped
         end
-        if lives then
+        if is_alive then
             tell(first)
             return first
         end

@@ -16,9 +16,9 @@
 -- records, the field with the empty name has the time at which look.lua last read all of them.
 local waiting, notified = KEYS[1], KEYS[2]
 
--- In ms: how long the keys exist after the last request; how long after its last keep-alive a
--- waiter with a record counts as alive.
-local KEPT, PATIENCE = 60000, 2000
+-- In ms. KEPT: how long the keys exist after the last request. ALIVE_FOR: how long after its last
+-- keep-alive a waiter with a record counts as alive.
+local KEPT, ALIVE_FOR = 60000, 2000
 
 -- Records a notified waiter. Returns nil, or the server's refusal, after which nothing has changed.
 -- (PEXPIRE comes first: if it were refused after HSET, the record would never expire.)

@@ -153,8 +153,8 @@ const MUTANTS: &[Mutant] = &[
         faults: "none",
         only: "condition",
         replaced: &[[
-            "local trouble = lives and record(first, number)",
-            "if lives then return first end\n        local trouble",
+            "local trouble = is_alive and record(first, number)",
+            "if is_alive then return first end\n        local trouble",
         ]],
     },
     Mutant {
@@ -162,8 +162,8 @@ const MUTANTS: &[Mutant] = &[
         faults: "none",
         only: "condition",
         replaced: &[[
-            "        if lives then\n            tell(first)\n            return first",
-            "        if lives then\n            tell(first)\n            if number == '' then return first end\n            number = ''",
+            "        if is_alive then\n            tell(first)\n            return first",
+            "        if is_alive then\n            tell(first)\n            if number == '' then return first end\n            number = ''",
         ]],
     },
     Mutant {

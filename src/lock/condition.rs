@@ -267,40 +267,40 @@ impl Condition {
         if wait.is_over() {
             return Ok(Waited::TimedOut);
         }
-        let before = |error: Error| error.now("the lock is held as before");
+        let still_held = |error: Error| error.now("the lock is held as before");
         let mut entry = ConditionEntry::new(site, &self.keys, &tenancy.thread);
-        if !entry.listen(&wait).map_err(before)? {
+        if !entry.listen(&wait).map_err(still_held)? {
             return Ok(Waited::TimedOut);
         }
         // The entry must exist before the thread leaves the lock. If the client sent both the
         // request for the entry and the release in one packet, the replies might come over two
         // connections, and the client would not know whether the entry exists. Also, the thread
         // must still hold the lock if the server refuses the entry.
-        let stands = {
+        let enqueued = {
             let _limited = wait.limits(&site.core);
-            let stands = entry.stand(&tenancy.hold().owner);
+            let enqueued = entry.enqueue(&tenancy.hold().owner);
             if was_cut() {
                 // The wait ended before the thread left the lock. The request for the entry may
                 // have reached the server, so the drop of the entry undoes this request.
-                wait.check_cancelled(&site.name).map_err(before)?;
+                wait.check_cancelled(&site.name).map_err(still_held)?;
                 return Ok(Waited::TimedOut);
             }
-            stands
+            enqueued
         };
-        match stands {
+        match enqueued {
             Ok(true) => {}
             Ok(false) => {
                 let reason = tenancy.hold().why_gone();
                 site.lose_hold(&tenancy.hold(), reason);
                 return Err(site.lost_error(tenancy, reason));
             }
-            Err(trouble) => return Err(before(trouble.into_error().of(&site.name))),
+            Err(trouble) => return Err(still_held(trouble.into_error().of(&site.name))),
         }
         // From here on a notification finds the entry. No other thread can notify before this
         // thread leaves the lock.
         let left = site.leave_to_wait(tenancy)?;
         let ended = entry.sleep(&wait).map_err(nothing_held)?;
-        let notified = (ended == Ended::Notified).then(|| entry.notified());
+        let notified = (ended == Ended::Notified).then(|| entry.into_notified());
         // No limit and no cancellation ends this wait, because the caller must get its lock back.
         let lock = self.lock.varied_part(Variant::On(left.terms()));
         let again = lock.acquire(&tenancy.thread, Wait::FOREVER);
@@ -308,7 +308,7 @@ impl Condition {
         let again = again.and_then(|again| again.ok_or_else(|| Error::shut_down(&site.name)));
         let again = again.map_err(nothing_held)?;
         if let Some(notified) = &notified {
-            notified.is_back(&again.hold());
+            notified.set_hold(&again.hold());
         }
         site.come_back(left, &again, notified.map(|notified| Box::new(notified) as _));
         if let HoldState::Lost(reason) = tenancy.state() {
@@ -432,7 +432,7 @@ impl Condition {
     ///
     /// One round trip.
     pub fn notify_one(&self) -> Result<bool, Error> {
-        self.notify(false).map(|told| told > 0)
+        self.notify(false).map(|notified| notified > 0)
     }
 
     /// Notifies all waiters, and returns their number. The waits return one after the other, each
@@ -479,9 +479,9 @@ impl Condition {
         // The number identifies one notification of this client. If the request is sent twice, the
         // script finds the record of the first copy when it runs the second copy.
         let number = site.core.id.next_number();
-        let told = scripts.notify(&site.route, &site.name, &tenancy.hold().owner, number, all);
-        match told {
-            Ok(Some(told)) => Ok(told),
+        let notified = scripts.notify(&site.route, &site.name, &tenancy.hold().owner, number, all);
+        match notified {
+            Ok(Some(notified)) => Ok(notified),
             Ok(None) => {
                 let reason = tenancy.hold().why_gone();
                 site.lose_hold(&tenancy.hold(), reason);

@@ -3,7 +3,7 @@
 //! thread has left the lock again.
 //!
 //! ```text
-//! listen (lock held) -> stand: one script (lock held) -> leave the lock -> sleep
+//! listen (lock held) -> enqueue: one script (lock held) -> leave the lock -> sleep
 //! woken by: the message      -> notified
 //!           a new subscription, a poll -> ask the server: notified if the entry is gone
 //!           the end of the wait        -> remove the entry: notified if it was already gone
@@ -42,9 +42,9 @@ use crate::waiting::{Endurance, Wait, await_confirmation, doze};
 /// next waiter gets the notification within this interval.
 const POLL: Duration = Duration::from_secs(1);
 /// The interval at which the client sends a keep-alive for the notified waiters that have not left
-/// the lock again. Without keep-alives, a record is valid for three such intervals (`PATIENCE` in
+/// the lock again. Without keep-alives, a record is valid for three such intervals (`ALIVE_FOR` in
 /// `waiters.lua`).
-const SIGN_OF_LIFE: Duration = Duration::from_millis(600);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_millis(600);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
@@ -63,7 +63,7 @@ pub(super) struct ConditionEntry<'a> {
     seen: u64,
     enrolled: Enrolled,
     /// Whether the server may have the entry, or the record of the entry's notification.
-    stands: bool,
+    may_exist: bool,
 }
 
 impl<'a> ConditionEntry<'a> {
@@ -90,11 +90,11 @@ impl<'a> ConditionEntry<'a> {
             _registered: registered,
         };
         let own = core.pubsub.listen_to_own(&keys.waiting);
-        Self { site, thread, notice, own, seen: 0, enrolled, stands: false }
+        Self { site, thread, notice, own, seen: 0, enrolled, may_exist: false }
     }
 
     /// Waits until the server has confirmed this client's subscription. The caller must do this
-    /// before `stand`, because a notification skips waiters whose client does not listen. Returns
+    /// before `enqueue`, because a notification skips waiters whose client does not listen. Returns
     /// `false` if the wait ended before the confirmation.
     pub(super) fn listen(&mut self, wait: &Wait<'_>) -> Result<bool, Error> {
         let (core, name) = (&self.site.core, &self.site.name);
@@ -105,22 +105,22 @@ impl<'a> ConditionEntry<'a> {
 
     /// Adds the entry to the condition's waiters. Returns `false` if the owner no longer has the
     /// lock.
-    pub(super) fn stand(&mut self, owner: &Owner) -> Result<bool, Trouble> {
+    pub(super) fn enqueue(&mut self, owner: &Owner) -> Result<bool, Trouble> {
         let Site { route, name, .. } = &**self.site;
-        let stands = self.enrolled.scripts().wait(route, name, owner, &self.enrolled.waiter);
-        self.stands = match &stands {
-            Ok(stands) => *stands,
+        let enqueued = self.enrolled.scripts().wait(route, name, owner, &self.enrolled.waiter);
+        self.may_exist = match &enqueued {
+            Ok(is_enqueued) => *is_enqueued,
             // If the server has added the entry, `drop` removes the entry. If the server adds and
             // notifies the entry later, `pass_on` passes the notification on.
             Err(trouble) => matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_)),
         };
-        stands
+        enqueued
     }
 
     /// Sleeps until a notification or the end of the wait.
     pub(super) fn sleep(&mut self, wait: &Wait<'_>) -> Result<Ended, Error> {
         let (core, name) = (&self.site.core, &self.site.name);
-        let mut look_at = clock::now().saturating_add(Self::poll());
+        let mut poll_at = clock::now().saturating_add(Self::poll_interval());
         let mut endurance = Endurance::new([&core.config]);
         loop {
             if self.notice.notified.load(Ordering::Acquire) {
@@ -135,7 +135,7 @@ impl<'a> ConditionEntry<'a> {
                 match self.look(true) {
                     // From here on, no thread can notify this waiter.
                     Ok(Looked::Waits) => {
-                        self.stands = false;
+                        self.may_exist = false;
                         return Ok(ended);
                     }
                     // Another thread has just notified this waiter, so the wait did not time out.
@@ -154,8 +154,8 @@ impl<'a> ConditionEntry<'a> {
                 }
             }
             let version = self.own.version();
-            let moved = self.seen != version && self.own.is_confirmed();
-            if moved || clock::now() >= look_at {
+            let version_changed = self.seen != version && self.own.is_confirmed();
+            if version_changed || clock::now() >= poll_at {
                 self.seen = version;
                 let limited = wait.limits(core);
                 let (looked, was_cut) = (self.look(false), was_cut());
@@ -170,7 +170,7 @@ impl<'a> ConditionEntry<'a> {
                     }
                     Ok(Looked::Waits) => {
                         endurance.answered(Instant::now());
-                        look_at = clock::now().saturating_add(Self::poll());
+                        poll_at = clock::now().saturating_add(Self::poll_interval());
                     }
                     // The wait has ended. The next pass of the loop finds the reason.
                     Err(_) if was_cut => continue,
@@ -178,11 +178,11 @@ impl<'a> ConditionEntry<'a> {
                     Err(error) => {
                         let limit = core.config.failover_timeout;
                         let pause = endurance.failed(&error, limit).ok_or(error)?;
-                        look_at = clock::now().saturating_add(clock::nanos(pause));
+                        poll_at = clock::now().saturating_add(clock::nanos(pause));
                     }
                 }
             }
-            let rest = Duration::from_nanos(look_at.saturating_sub(clock::now()));
+            let rest = Duration::from_nanos(poll_at.saturating_sub(clock::now()));
             let _waking = self.own.wake(self.thread.waker());
             // If the wait has ended, the next pass of the loop finds the reason.
             let _ended = doze(core, name, self.thread, wait, wait.sleep_until(rest), || {
@@ -194,12 +194,12 @@ impl<'a> ConditionEntry<'a> {
 
     /// Replaces the entry by its notification, which the thread keeps while it takes the lock
     /// again.
-    pub(super) fn notified(mut self) -> Notified {
-        self.stands = false;
+    pub(super) fn into_notified(mut self) -> Notified {
+        self.may_exist = false;
         let enrolled = self.enrolled.clone();
-        let signs = Signs::of(&enrolled);
-        let back = signs.add(enrolled.waiter);
-        Notified { enrolled, signs, back }
+        let keep_alives = KeepAlives::of(&enrolled);
+        let hold = keep_alives.add(enrolled.waiter);
+        Notified { enrolled, keep_alives, hold }
     }
 
     fn look(&self, leaves: bool) -> Result<Looked, Error> {
@@ -207,14 +207,14 @@ impl<'a> ConditionEntry<'a> {
         looked.map_err(|trouble| trouble.into_error().of(&self.site.name))
     }
 
-    fn poll() -> u64 {
+    fn poll_interval() -> u64 {
         clock::nanos(POLL.mul_f64(0.8 + 0.4 * jitter(clock::now())))
     }
 }
 
 impl Drop for ConditionEntry<'_> {
     fn drop(&mut self) {
-        if self.stands && !is_forked() {
+        if self.may_exist && !is_forked() {
             self.enrolled.done(Use::PassedOn);
         }
     }
@@ -236,13 +236,13 @@ impl Enrolled {
         ConditionScripts { keys: &self.keys, database: self.site.core.database() }
     }
 
-    fn done_command(&self, becomes: Use) -> Command {
-        self.scripts().done_command(&self.waiter.text(), becomes)
+    fn done_command(&self, usage: Use) -> Command {
+        self.scripts().done_command(&self.waiter.text(), usage)
     }
 
     /// Posts the request that ends the notification, without a wait for the reply.
-    fn done(&self, becomes: Use) {
-        let command = self.done_command(becomes);
+    fn done(&self, usage: Use) {
+        let command = self.done_command(usage);
         let done = Done { site: Arc::clone(&self.site), command: command.clone() };
         self.site.core.post(&self.site.route, command, Arc::new(done));
     }
@@ -272,28 +272,28 @@ impl Recipient for Arc<Notice> {
 /// on to the next waiter.
 pub(super) struct Notified {
     enrolled: Enrolled,
-    signs: Arc<Signs>,
-    back: Back,
+    keep_alives: Arc<KeepAlives>,
+    hold: HoldAfterWait,
 }
 
 /// The hold under which a notified waiter has the lock again, once the waiter has it.
-type Back = Arc<OnceLock<Arc<Hold>>>;
+type HoldAfterWait = Arc<OnceLock<Arc<Hold>>>;
 
 impl Notified {
     /// Records that the thread has the lock again, with this hold.
-    pub(super) fn is_back(&self, hold: &Arc<Hold>) {
-        let _ = self.back.set(Arc::clone(hold));
+    pub(super) fn set_hold(&self, hold: &Arc<Hold>) {
+        let _ = self.hold.set(Arc::clone(hold));
     }
 }
 
 impl Drop for Notified {
     fn drop(&mut self) {
-        let Self { enrolled, signs, back } = self;
+        let Self { enrolled, keep_alives, hold } = self;
         if is_forked() {
             return;
         }
-        signs.remove(enrolled.waiter);
-        match back.get() {
+        keep_alives.remove(enrolled.waiter);
+        match hold.get() {
             // The request is sent in the background, because this drop may run on the watchdog's
             // thread, which must do no I/O.
             Some(hold) if hold.lost().is_some() => {
@@ -307,89 +307,89 @@ impl Drop for Notified {
     }
 }
 
-/// The keep-alive of this process for all its notified waiters on one condition.
-struct Signs {
+/// The keep-alives of this process's notified waiters on one condition. One request sends them all.
+struct KeepAlives {
     site: Arc<Site>,
     keys: Arc<ConditionKeys>,
     name: Name,
-    given: Mutex<Given>,
+    notifications: Mutex<Notifications>,
 }
 
 #[derive(Default)]
-struct Given {
-    waiters: BTreeMap<u64, (Owner, Back)>,
+struct Notifications {
+    waiters: BTreeMap<u64, (Owner, HoldAfterWait)>,
     /// Whether the next keep-alive is scheduled.
     is_due: bool,
 }
 
-impl Signs {
+impl KeepAlives {
     fn of(Enrolled { site, keys, .. }: &Enrolled) -> Arc<Self> {
         site.core.members.of::<Self>().find(&keys.notified, |name| Self {
             site: Arc::clone(site),
             keys: Arc::clone(keys),
             name: name.into(),
-            given: Mutex::default(),
+            notifications: Mutex::default(),
         })
     }
 
-    fn add(self: &Arc<Self>, waiter: Owner) -> Back {
-        let back = Back::default();
-        let mut given = self.given.lock();
-        given.waiters.insert(waiter.number(), (waiter, Arc::clone(&back)));
-        let is_first = !std::mem::replace(&mut given.is_due, true);
-        drop(given);
+    fn add(self: &Arc<Self>, waiter: Owner) -> HoldAfterWait {
+        let hold = HoldAfterWait::default();
+        let mut notifications = self.notifications.lock();
+        notifications.waiters.insert(waiter.number(), (waiter, Arc::clone(&hold)));
+        let is_first = !std::mem::replace(&mut notifications.is_due, true);
+        drop(notifications);
         if is_first {
             let keep_alive: Arc<dyn KeepAlive> = Arc::clone(self) as _;
-            self.site.core.watchdog.schedule(&self.name, &keep_alive, SIGN_OF_LIFE);
+            self.site.core.watchdog.schedule(&self.name, &keep_alive, KEEP_ALIVE_INTERVAL);
         }
-        back
+        hold
     }
 
     fn remove(&self, waiter: Owner) {
-        let ended = self.given.lock().waiters.remove(&waiter.number());
+        let ended = self.notifications.lock().waiters.remove(&waiter.number());
         drop(ended);
     }
 }
 
-impl KeepAlive for Signs {
+impl KeepAlive for KeepAlives {
     fn command(&self) -> Option<Command> {
-        let mut waiters: Vec<_> = self.given.lock().waiters.values().cloned().collect();
+        let mut waiters: Vec<_> = self.notifications.lock().waiters.values().cloned().collect();
         // If a thread ends while it holds the lock, its hold ends later, and its keep-alives end
         // with the hold.
-        waiters.retain(|(waiter, back)| {
-            let lives = back.get().is_none_or(|hold| hold.is_held_at(clock::now()));
+        waiters.retain(|(waiter, after_wait)| {
+            let lives = after_wait.get().is_none_or(|hold| hold.is_held_at(clock::now()));
             if !lives {
                 self.remove(*waiter);
             }
             lives
         });
-        let mut given = self.given.lock();
+        let mut notifications = self.notifications.lock();
         // Waiters that were notified during the request are in the next request.
-        given.is_due = !given.waiters.is_empty();
-        if !given.is_due {
+        notifications.is_due = !notifications.waiters.is_empty();
+        if !notifications.is_due {
             return None;
         }
-        drop(given);
+        drop(notifications);
         let waiters: Vec<_> = waiters.iter().map(|(waiter, _)| *waiter).collect();
         let scripts = ConditionScripts { keys: &self.keys, database: self.site.core.database() };
         Some(scripts.keep_alive_command(&waiters))
     }
 
     fn done(&self, _outcome: Outcome) -> Duration {
-        SIGN_OF_LIFE
+        KEEP_ALIVE_INTERVAL
     }
 }
 
-impl Member for Signs {
+impl Member for KeepAlives {
     fn name(&self) -> &Name {
         &self.name
     }
 
-    /// Each waiter notices the end of the client by itself.
+    /// Does nothing: each waiter notices the end of the client by itself.
     fn end(self: Arc<Self>) {}
 }
 
-impl Drop for Signs {
+impl Drop for KeepAlives {
     fn drop(&mut self) {
         self.site.core.members.of::<Self>().forget(&self.name);
     }

@@ -14,7 +14,7 @@ use redlatch::{
 };
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// The maximum delay of a notification if its receiver is paused: `PATIENCE` in `waiters.lua`, and
+/// The maximum delay of a notification if its receiver is paused: `ALIVE_FOR` in `waiters.lua`, and
 /// the time until the other waiters check. (The other waiters check as often as a lock's waiters:
 /// [`BEFORE_A_QUESTION`].)
 const PASSED_ON: Duration = Duration::from_millis(2_000 + 1_200);
