@@ -248,7 +248,7 @@ impl Synchronizer for FairLock {
             leadership.lead = Some(Lead::new(another));
             return Ok(None);
         }
-        entry.becomes(hold);
+        entry.become_hold(hold);
         handle.unless_shut_down(tenancy).map(Some)
     }
 

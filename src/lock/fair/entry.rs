@@ -25,7 +25,8 @@ use crate::scripts::{Replied, Trouble};
 use crate::site::{Leaving, QueueEntry, Site};
 use crate::waiting::{Lead, Leadership, Listening, QueueSite, Try, slow_poll};
 
-const SHORTEST_ASK: Duration = Duration::from_millis(20);
+/// The minimum time until a queued waiter sends its next request.
+const MIN_ASK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A thread's entry. If the entry has not become a hold, its drop removes it from the queue.
 pub(crate) struct FairEntry {
@@ -41,7 +42,7 @@ pub(crate) struct FairEntry {
     /// Whether the server has answered "queued" to a request.
     was_queued: bool,
     /// Whether the entry has become a hold.
-    is_used: bool,
+    became_hold: bool,
 }
 
 impl FairEntry {
@@ -58,7 +59,7 @@ impl FairEntry {
             terms,
             leadership,
             was_queued: false,
-            is_used: false,
+            became_hold: false,
         }
     }
 
@@ -70,8 +71,9 @@ impl FairEntry {
         }
     }
 
-    /// Whether the inbox has a message or a passed hold. A thread that has not asked yet has no
-    /// inbox: returns whether the thread leads, and no other thread can still join its request.
+    /// Whether the inbox has a message or a passed hold. A thread that has sent no request yet has
+    /// no inbox: returns whether the thread leads and its process is idle, so that no other thread
+    /// is about to join its request.
     pub(super) fn may_collect(&self) -> bool {
         let Some(queued) = &self.entry.mailbox else {
             return self.leadership.is_some() && !self.queue.is_busy();
@@ -108,10 +110,10 @@ impl FairEntry {
         // The entries are in the list before the request is sent, because messages to their owners
         // may arrive before the reply.
         let (asked, version) = (Asked::now(site), site.core.pubsub.own_version(&site.name));
-        self.stands(listening, version);
+        self.enlist(listening, version);
         self.entry.machine.begin_request(asked, lease, false);
         for Lead { listening, request_state } in companions.iter_mut().map(|(_, lead)| lead) {
-            request_state.stands(listening, version);
+            request_state.enlist(listening, version);
             request_state.entry.machine.begin_request(asked, lease, false);
         }
         let owners = companions.iter().map(|(_, lead)| lead.request_state.entry.owner);
@@ -128,7 +130,7 @@ impl FairEntry {
         let replied = queue.scripts().acquire(&site.route, &self.entry.owner, lease, others);
         if let Some(leadership) = self.leadership.take() {
             let answered = companions.into_iter().enumerate().map(|(at, (newcomer, mut lead))| {
-                let reply = behind(&replied, at, lease);
+                let reply = companion_reply(&replied, at, lease);
                 if was_cut() {
                     // The leader's own limit ended its request. The companions have other limits,
                     // so each companion now asks for itself.
@@ -159,7 +161,7 @@ impl FairEntry {
         let (already, waits, details) = (false, false, Followers::new());
         let granted = EntryReply::Granted { already, lease, waits, details };
         let reply = if taken { granted } else { EntryReply::NotTaken };
-        self.steps(reply, in_doubt, unacknowledged.filter(|_| taken))
+        self.handle_reply(reply, in_doubt, unacknowledged.filter(|_| taken))
     }
 }
 
@@ -169,7 +171,7 @@ impl FairEntry {
     /// on, a thread may pass its hold to the entry, and the keep-alive includes the entry. If the
     /// client may have missed messages on its own channel since `version`, the thread asks
     /// again.
-    fn stands(&mut self, listening: &mut Listening, version: Option<u64>) {
+    fn enlist(&mut self, listening: &mut Listening, version: Option<u64>) {
         listening.own.note_version(version);
         if self.entry.mailbox.is_some() {
             return;
@@ -185,36 +187,37 @@ impl FairEntry {
         });
         let registered = site.core.recipients.register(queued.owner.number(), Arc::clone(&queued));
         self.entry.mailbox = Some(registered);
-        self.queue.stand(queued);
+        self.queue.enlist(queued);
     }
 
     /// Restores this thread's entry, which the server has lost. All waiters of this process may
-    /// have lost their entries. One waiter asks for all waiters, and the others need not ask. If
-    /// the request fails, the next keep-alive finds the missing entries.
-    fn comes_back(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
+    /// have lost their entries. One waiter requests the entries of all waiters, and the others
+    /// need no request. If the request fails, the next keep-alive finds the missing entries.
+    fn requeue_all(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
         let Some(requeue) = queue.begin_requeue(&self.entry.owner) else {
-            return Ok(Try::Busy(Self::slow_question(&queue.site.core)));
+            return Ok(Try::Busy(Self::slow_poll_interval(&queue.site.core)));
         };
         let (site, lease) = (&queue.site, self.terms.lease());
         self.entry.machine.begin_request(Asked::now(site), lease, false);
         let others = Others::Requeued(&requeue.owners);
         let replied = queue.scripts().acquire(&site.route, &self.entry.owner, lease, others);
-        let needs_no_question = |replied: &Replied<FairAcquired>| match replied.reply {
+        let needs_no_request = |replied: &Replied<FairAcquired>| match replied.reply {
             FairAcquired::Queued { by_redisson, .. } => !by_redisson,
             FairAcquired::Granted { .. } => true,
             FairAcquired::Missing { .. } => false,
         };
-        if !replied.as_ref().is_ok_and(needs_no_question) {
-            // Redisson's clients may send messages to the other waiters, so each waiter has to ask
-            // and listen for itself.
+        if !replied.as_ref().is_ok_and(needs_no_request) {
+            // Redisson's clients may send messages to the other waiters, so each waiter has to send
+            // its own request and subscribe to its own channel.
             queue.ask_all_but(&self.entry.owner);
         }
         drop(requeue);
         self.answered(listening, replied)
     }
 
-    fn slow_question(core: &Core) -> Duration {
+    /// The time after which a queued waiter sends its request again if it receives no message.
+    fn slow_poll_interval(core: &Core) -> Duration {
         slow_poll() + core.config.fair_wait_timeout * 2
     }
 
@@ -228,7 +231,7 @@ impl FairEntry {
             FairAcquired::Granted { already, followers: details, .. } => {
                 let lease = self.terms.lease();
                 let reply = EntryReply::Granted { already, lease, waits: true, details };
-                self.steps(reply, in_doubt, unacknowledged)
+                self.handle_reply(reply, in_doubt, unacknowledged)
             }
             FairAcquired::Queued { now, ask_after, by_redisson, came_back } => {
                 self.was_queued = true;
@@ -247,14 +250,16 @@ impl FairEntry {
                 }
                 // The process's keep-alive detects lost messages, so its waiters need not poll. The
                 // server names an earlier time only for the first waiters in the queue.
-                let sleep = ask_after
-                    .map_or_else(|| Self::slow_question(core), |ask| ask.max(SHORTEST_ASK));
-                self.steps(EntryReply::Queued { now, sleep, came_back }, in_doubt, None)
+                let sleep = ask_after.map_or_else(
+                    || Self::slow_poll_interval(core),
+                    |ask| ask.max(MIN_ASK_INTERVAL),
+                );
+                self.handle_reply(EntryReply::Queued { now, sleep, came_back }, in_doubt, None)
             }
             FairAcquired::Missing { now } => {
                 let (sleep, came_back) = (Duration::ZERO, false);
-                self.steps(EntryReply::Queued { now, sleep, came_back }, in_doubt, None)?;
-                self.comes_back(listening)
+                self.handle_reply(EntryReply::Queued { now, sleep, came_back }, in_doubt, None)?;
+                self.requeue_all(listening)
             }
         }
     }
@@ -267,16 +272,16 @@ impl FairEntry {
         })
     }
 
-    /// Handles the server's answer. `unacknowledged` is the error if too few replicas have the
-    /// grant.
-    fn steps(
+    /// Gives the server's reply to the entry's state machine. `unacknowledged` is the error if too
+    /// few replicas have the grant.
+    fn handle_reply(
         &mut self,
         reply: EntryReply<Followers>,
         in_doubt: bool,
         unacknowledged: Option<Error>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         if let Some(unacknowledged) = unacknowledged {
-            return Err(self.taken_back(in_doubt, unacknowledged));
+            return Err(self.take_back(in_doubt, unacknowledged));
         }
         let (queue, now) = (Arc::clone(&self.queue), clock::now());
         let (_, tried) = self.entry.request_answered(&queue.site, now, reply, in_doubt)?;
@@ -300,7 +305,7 @@ impl FairEntry {
 
     /// Gives back a grant that too few replicas have. The call gives up the old entry. The thread's
     /// next request makes a new entry at the end of the queue, under a new owner.
-    fn taken_back(&mut self, in_doubt: bool, unacknowledged: Error) -> Error {
+    fn take_back(&mut self, in_doubt: bool, unacknowledged: Error) -> Error {
         let (passed, queue) = (self.stand_down(), Arc::clone(&self.queue));
         let mut used = std::mem::replace(&mut self.entry, QueueEntry::new(&queue.site, self.terms));
         self.was_queued = false;
@@ -331,8 +336,8 @@ impl FairEntry {
     }
 
     /// Records that the entry has become this hold.
-    pub(super) fn becomes(&mut self, hold: &Hold) {
-        self.is_used = true;
+    pub(super) fn become_hold(&mut self, hold: &Hold) {
+        self.became_hold = true;
         if self.entry.machine.is_in_doubt() && !self.is_owner_of(hold) {
             // The release of a passed hold does not undo a late request of this entry's owner.
             let give_up = self.queue.scripts().give_up_command(&self.entry.owner.text());
@@ -350,7 +355,7 @@ impl Drop for FairEntry {
         if let Some(leadership) = self.leadership.take() {
             let _none = self.queue.promote(leadership, None);
         }
-        if self.is_used {
+        if self.became_hold {
             return;
         }
         let passed = self.stand_down();
@@ -371,7 +376,7 @@ impl Drop for FairEntry {
 }
 
 /// Derives the reply for companion `at` from the reply to the leader.
-fn behind(
+fn companion_reply(
     leaders: &Result<Replied<FairAcquired>, Trouble>,
     at: usize,
     lease: Duration,

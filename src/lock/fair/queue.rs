@@ -38,7 +38,7 @@ use crate::waiting::{Lead, Leadership, LocalWaiter, Queue, QueueSite, Signal, Wa
 /// The maximum time for which the leader waits for other newcomers.
 const LINGER: Duration = Duration::from_millis(1);
 /// The maximum number of owners in one request.
-const MOST: usize = 256;
+const MAX_OWNERS: usize = 256;
 
 /// A fair lock in one client. All handles of the name share this value.
 pub(crate) struct FairQueue {
@@ -56,11 +56,11 @@ pub(super) type QueueAnswer = Result<Lead<FairEntry>, Error>;
 pub(super) struct FairWaiters {
     newcomers: Newcomers,
     /// Whether the next keep-alive is scheduled.
-    kept_alive: bool,
+    has_keep_alive: bool,
     /// The period in which the server has answered all keep-alives in time.
     steady: Option<Steady>,
-    /// Whether a thread is asking on behalf of all waiters that have lost their entries.
-    are_returning: bool,
+    /// Whether a thread is restoring the entries of all waiters that have lost their entries.
+    is_requeueing: bool,
 }
 
 /// A period in which the server has answered each keep-alive in time.
@@ -78,9 +78,9 @@ impl FairQueue {
         site.core.members.of::<Self>().get(&site.name, |name| {
             let waiters = FairWaiters {
                 newcomers: Queue::new(),
-                kept_alive: false,
+                has_keep_alive: false,
                 steady: None,
-                are_returning: false,
+                is_requeueing: false,
             };
             let (site, keys) = (Arc::clone(site), Arc::new(FairKeys::new(&name)));
             Self { site, keys, waiters: Mutex::new(waiters) }
@@ -121,7 +121,7 @@ impl FairQueue {
     /// one of the companions leads next.
     pub(super) fn companions(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairEntry>)> {
         self.site.gate.lingers_no_more();
-        let newcomers = self.waiters.lock().newcomers.first_ones(MOST);
+        let newcomers = self.waiters.lock().newcomers.first_ones(MAX_OWNERS);
         let lead = |newcomer: Arc<Newcomer>| {
             let entry = FairEntry::new(self, newcomer.thread(), *newcomer.need(), None);
             (newcomer, Lead::new(entry))
@@ -129,17 +129,18 @@ impl FairQueue {
         newcomers.into_iter().map(lead).collect()
     }
 
-    /// Adds `queued` to the process's list. From here on, a thread may pass its hold to `queued`,
-    /// and the keep-alive includes `queued`.
-    pub(super) fn stand(self: &Arc<Self>, queued: Arc<QueuedThread>) {
-        // The thread is added to the list before `kept_alive` is read, because `command` reads the
-        // list before it clears `kept_alive`. In the other order, this thread could find
-        // `kept_alive` set, and `command` could then find the list empty and end the keep-alives.
+    /// Adds `queued` to the process's list of queued threads. From here on, a thread may pass its
+    /// hold to `queued`, and the process's keep-alive names `queued`.
+    pub(super) fn enlist(self: &Arc<Self>, queued: Arc<QueuedThread>) {
+        // The thread is added to the list before `has_keep_alive` is read, because `command` reads
+        // the list before it clears `has_keep_alive`. In the other order, this thread could find
+        // `has_keep_alive` set, and `command` could then find the list empty and end the
+        // keep-alives.
         self.site.gate.stand(queued);
         self.site.report_waiting_threads();
-        if !std::mem::replace(&mut self.waiters.lock().kept_alive, true) {
+        if !std::mem::replace(&mut self.waiters.lock().has_keep_alive, true) {
             let keep_alive: Arc<dyn KeepAlive> = Arc::clone(self) as _;
-            self.site.core.watchdog.schedule(&self.site.name, &keep_alive, self.period());
+            self.site.core.watchdog.schedule(&self.site.name, &keep_alive, self.interval());
         }
     }
 
@@ -174,7 +175,7 @@ impl FairQueue {
     /// of all. Until the result is dropped, no other thread makes such a request. Returns `None` if
     /// another thread is making such a request.
     pub(super) fn begin_requeue(self: &Arc<Self>, owner: &Owner) -> Option<Requeue> {
-        if std::mem::replace(&mut self.waiters.lock().are_returning, true) {
+        if std::mem::replace(&mut self.waiters.lock().is_requeueing, true) {
             return None;
         }
         let all = self.site.gate.standing();
@@ -201,13 +202,13 @@ impl FairQueue {
         trouble.into_error().of(&self.site.name).now(state)
     }
 
-    /// The time between two keep-alives.
-    fn period(&self) -> Duration {
-        POLL.min(self.site.core.config.fair_wait_timeout / schedule::SIGN_OF_LIFE)
+    /// Returns the time between two keep-alives.
+    fn interval(&self) -> Duration {
+        MAX_INTERVAL.min(self.site.core.config.fair_wait_timeout / schedule::SIGN_OF_LIFE)
     }
 }
 
-/// A thread's right to ask on behalf of all waiters of its process that have lost their entries.
+/// A thread's right to restore the entries of all waiters of its process that have lost them.
 pub(super) struct Requeue {
     queue: Arc<FairQueue>,
     pub(super) owners: Vec<Owner>,
@@ -215,7 +216,7 @@ pub(super) struct Requeue {
 
 impl Drop for Requeue {
     fn drop(&mut self) {
-        self.queue.waiters.lock().are_returning = false;
+        self.queue.waiters.lock().is_requeueing = false;
     }
 }
 
@@ -273,7 +274,7 @@ impl KeepAlive for FairQueue {
         let mut waiters = self.waiters.lock();
         let queued = self.site.gate.standing();
         if queued.is_empty() {
-            (waiters.kept_alive, waiters.steady) = (false, None);
+            (waiters.has_keep_alive, waiters.steady) = (false, None);
             return None;
         }
         let owners: Vec<_> = queued.iter().map(|queued| queued.owner).collect();
@@ -281,16 +282,16 @@ impl KeepAlive for FairQueue {
         drop(waiters);
         let steady = steady.is_some_and(|steady| {
             let now = clock::now();
-            self.goes_on(steady, now) && now - steady.since >= clock::nanos(SILENT)
+            self.is_still_steady(steady, now) && now - steady.since >= clock::nanos(SILENT)
         });
         Some(self.scripts().keep_alive_command(&owners, steady))
     }
 
     fn done(&self, outcome: Outcome) -> Duration {
-        let period = self.period();
+        let interval = self.interval();
         match kept_alive(outcome) {
             Ok(kept) => {
-                self.was_answered();
+                self.record_answer();
                 let queued = self.site.gate.standing();
                 // The oldest waiter without an entry asks for all such waiters.
                 let missing =
@@ -299,23 +300,24 @@ impl KeepAlive for FairQueue {
                 let eldest = all().filter(missing).min_by_key(|queued| queued.owner.number());
                 let first = all().find(|queued| kept.first == Some(queued.owner.number()));
                 first.into_iter().chain(eldest).for_each(QueuedThread::prompt);
-                kept.again.map_or(period, |again| again.max(SHORTEST_PERIOD).min(period))
+                kept.again.map_or(interval, |again| again.max(MIN_INTERVAL).min(interval))
             }
             // The waiters' own requests report the error.
             Err(_) => {
                 self.waiters.lock().steady = None;
-                period / schedule::SIGN_AGAIN
+                interval / schedule::SIGN_AGAIN
             }
         }
     }
 }
 
 impl FairQueue {
-    fn was_answered(&self) {
+    /// Records that the server has just answered a keep-alive.
+    fn record_answer(&self) {
         let now = clock::now();
         let version = self.site.core.pubsub.own_version(&self.site.name);
         let mut waiters = self.waiters.lock();
-        let before = waiters.steady.filter(|steady| self.goes_on(*steady, now));
+        let before = waiters.steady.filter(|steady| self.is_still_steady(*steady, now));
         let since = before.map_or(now, |steady| steady.since);
         waiters.steady = Some(Steady { since, last: now, version });
     }
@@ -323,19 +325,19 @@ impl FairQueue {
     /// Whether the steady period continues: since the last answer, no keep-alive was late, and the
     /// client did not reconnect. A gap or a new connection may mean that the process was paused or
     /// that the server is another one.
-    fn goes_on(&self, steady: Steady, now: u64) -> bool {
-        now.saturating_sub(steady.last) <= clock::nanos(self.period() + GAP)
+    fn is_still_steady(&self, steady: Steady, now: u64) -> bool {
+        now.saturating_sub(steady.last) <= clock::nanos(self.interval() + MAX_DELAY)
             && steady.version == self.site.core.pubsub.own_version(&self.site.name)
     }
 }
 
 /// The maximum time between two keep-alives. If a process is paused when it is granted the lock,
-/// the other processes notice the pause within this time.
-const POLL: Duration = Duration::from_secs(1);
-const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
+/// the other processes detect the pause within this time.
+const MAX_INTERVAL: Duration = Duration::from_secs(1);
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// A keep-alive may declare other waiters silent only if the server has answered all keep-alives of
 /// this process for this time. The other waiters must have sent no keep-alive for the same time
 /// (`SILENT` in `keep_alive.lua`).
 const SILENT: Duration = Duration::from_secs(2);
 /// A keep-alive's answer that is late by at most this time does not end the steady period.
-const GAP: Duration = Duration::from_millis(500);
+const MAX_DELAY: Duration = Duration::from_millis(500);

@@ -40,7 +40,7 @@ fn first(lock: &FairLock) -> Leader<'_> {
 }
 
 /// Returns `count` newcomers behind the first thread.
-fn behind(lock: &FairLock, count: usize) -> Vec<Arc<Newcomer>> {
+fn newcomers_behind(lock: &FairLock, count: usize) -> Vec<Arc<Newcomer>> {
     let thread = Thread::current();
     let come = |_| match lock.enter(&claim(lock, &thread)).unwrap() {
         Enter::Queued(newcomer) => newcomer,
@@ -57,7 +57,7 @@ fn ask(lock: &FairLock, leader: &mut Leader<'_>) -> Result<Try<Arc<Tenancy>>, Er
 
 /// Takes the leadership from a newcomer's signal. If another thread asked for the newcomer, the
 /// leadership comes with an entry.
-fn leads<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
+fn take_leadership<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
     match newcomer.take_signal() {
         Some(Signal::Leadership(leadership, lead)) => {
             LeadershipGuard::new(&lock.queue, leadership, lead.map(|lead| *lead))
@@ -85,7 +85,7 @@ fn granted(lock: &FairLock) -> Granted<'_> {
 
 impl Granted<'_> {
     /// Makes the thread read the grant.
-    fn goes_on(self) -> Option<Arc<Tenancy>> {
+    fn read_grant(self) -> Option<Arc<Tenancy>> {
         let Self { lock, mut leader, tenancy } = self;
         let thread = Thread::current();
         lock.admit(&mut leader, tenancy, &claim(lock, &thread)).unwrap()
@@ -115,7 +115,7 @@ fn a_grant_that_is_read_late_does_not_displace_a_newer_one() {
         })
     };
     told.recv().unwrap();
-    assert!(late.goes_on().is_none(), "two have it");
+    assert!(late.read_grant().is_none(), "two have it");
     assert!(!lock.is_held_by_current_thread());
     end.send(()).unwrap();
     let (state, unlocked) = newer.join().unwrap();
@@ -142,7 +142,7 @@ fn a_newer_grant_that_is_read_late_takes_the_seat_from_the_one_that_was_taken_aw
     };
     told.recv().unwrap();
     assert!(other.fair_lock("newer").force_unlock().unwrap());
-    let tenancy = granted(&lock).goes_on().unwrap();
+    let tenancy = granted(&lock).read_grant().unwrap();
     end.send(()).unwrap();
     assert_eq!(older.join().unwrap(), HoldState::Lost(LostReason::Revoked));
     let guard: LockGuard = LockGuard::new(HeldLocks::One(HeldLock::new(&lock.handle, tenancy)));
@@ -164,10 +164,10 @@ fn the_first_thread_asks_for_all_newcomers_and_the_next_one_for_later_newcomers(
     let client = Client::connect(&server.url()).unwrap();
     let lock = client.fair_lock("together").with_lease(SOON / 20);
     let mut leader = first(&lock);
-    let company = behind(&lock, 2);
+    let company = newcomers_behind(&lock, 2);
     let begun = clock::now();
     let Try::Granted(tenancy) = ask(&lock, &mut leader).unwrap() else { panic!() };
-    let mut company: Vec<_> = company.iter().map(|one| leads(&lock, one)).collect();
+    let mut company: Vec<_> = company.iter().map(|one| take_leadership(&lock, one)).collect();
     let numbers = |all: &[Leader<'_>]| all.iter().map(number).collect::<Vec<_>>();
     let line = numbers(&company);
     assert_eq!(queued(&server, "together"), line);
@@ -178,7 +178,7 @@ fn the_first_thread_asks_for_all_newcomers_and_the_next_one_for_later_newcomers(
     assert!(asks_within(&company[0]) && !asks_within(&company[1]));
 
     let second = first(&lock);
-    let others = behind(&lock, 1);
+    let others = newcomers_behind(&lock, 1);
     assert!(matches!(ask(&lock, &mut company[0]).unwrap(), Try::Busy(_)));
     assert_eq!(
         queued(&server, "together"),
@@ -187,7 +187,7 @@ fn the_first_thread_asks_for_all_newcomers_and_the_next_one_for_later_newcomers(
     );
     let mut all = vec![second];
     assert!(matches!(ask(&lock, &mut all[0]).unwrap(), Try::Busy(_)));
-    all.push(leads(&lock, &others[0]));
+    all.push(take_leadership(&lock, &others[0]));
     assert_eq!(queued(&server, "together"), [line, numbers(&all)].concat());
     drop((tenancy, leader, company, all));
     client.shutdown();
@@ -222,12 +222,12 @@ fn the_next_newcomer_leads_if_the_first_leaves_before_it_has_asked() {
     let client = Client::connect(&server.url()).unwrap();
     let lock = client.fair_lock("leads");
     let leader = first(&lock);
-    let company = behind(&lock, 2);
+    let company = newcomers_behind(&lock, 2);
     drop(leader);
     assert!(company[1].take_signal().is_none());
-    let mut next = leads(&lock, &company[0]);
+    let mut next = take_leadership(&lock, &company[0]);
     assert!(matches!(ask(&lock, &mut next).unwrap(), Try::Granted(_)));
-    assert_eq!(queued(&server, "leads"), [number(&leads(&lock, &company[1]))]);
+    assert_eq!(queued(&server, "leads"), [number(&take_leadership(&lock, &company[1]))]);
 }
 
 /// The companions of a leader stay newcomers until the leader's request is answered.
@@ -237,7 +237,7 @@ fn the_next_newcomer_leads_if_the_first_dies_while_it_asks() {
     let client = Client::connect(&server.url()).unwrap();
     let lock = client.fair_lock("dies");
     let mut leader = first(&lock);
-    let company = behind(&lock, 2);
+    let company = newcomers_behind(&lock, 2);
     let thread = Thread::current();
     leader.lead_or(|it| lock.request_state(&claim(&lock, &thread), it));
     let died = catch_unwind(AssertUnwindSafe(|| {
@@ -246,9 +246,9 @@ fn the_next_newcomer_leads_if_the_first_dies_while_it_asks() {
         panic!("in the middle of its request");
     }));
     assert!(died.is_err());
-    let mut next = leads(&lock, &company[0]);
+    let mut next = take_leadership(&lock, &company[0]);
     assert!(matches!(ask(&lock, &mut next).unwrap(), Try::Granted(_)));
-    assert_eq!(queued(&server, "dies"), [number(&leads(&lock, &company[1]))]);
+    assert_eq!(queued(&server, "dies"), [number(&take_leadership(&lock, &company[1]))]);
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn a_message_to_a_companion_before_its_first_look_is_not_forgotten() {
     let lock = client.fair_lock("looks");
     let guard = other.fair_lock("looks").lock().unwrap();
     let mut leader = first(&lock);
-    let company = behind(&lock, 1);
+    let company = newcomers_behind(&lock, 1);
     assert!(matches!(ask(&lock, &mut leader).unwrap(), Try::Busy(_)));
     let Some(Signal::Leadership(_, Some(mut lead))) = company[0].take_signal() else { panic!() };
     let owner = lead.request_state.entry.owner.to_string();
@@ -285,12 +285,12 @@ fn threads_in_a_shared_request_that_a_limit_cut_leave_no_queue_entry() {
     let held = Client::connect(&server.url()).unwrap().fair_lock("cut").lock().unwrap();
     let lock = client.fair_lock("cut");
     let mut leader = first(&lock);
-    let company = behind(&lock, 3);
+    let company = newcomers_behind(&lock, 3);
     server.pause();
     let limited = Limit::set(Limit::new(Instant::now().checked_add(SOON / 200), None));
     assert!(ask(&lock, &mut leader).is_err());
     drop(limited);
-    let mut company: Vec<_> = company.iter().map(|one| leads(&lock, one)).collect();
+    let mut company: Vec<_> = company.iter().map(|one| take_leadership(&lock, one)).collect();
     drop((leader, company.pop()));
     server.resume();
     let rest: Vec<_> = company.iter().map(number).collect();
@@ -311,7 +311,7 @@ fn a_refusal_is_that_of_all_threads_of_the_request() {
     let lock = client.fair_lock("refused");
     let () = redis::cmd("SET").arg("refused").arg(1).query(&mut server.connection()).unwrap();
     let mut leader = first(&lock);
-    let company = behind(&lock, 2);
+    let company = newcomers_behind(&lock, 2);
     let error = ask(&lock, &mut leader).unwrap_err();
     for one in company {
         let Some(Signal::Failed(same)) = one.take_signal() else { panic!() };
@@ -321,7 +321,7 @@ fn a_refusal_is_that_of_all_threads_of_the_request() {
 }
 
 /// Puts a listening thread into the queue behind another client.
-fn stands(lock: &FairLock) -> Leader<'_> {
+fn queued_leader(lock: &FairLock) -> Leader<'_> {
     let mut leader = first(lock);
     assert!(matches!(ask(lock, &mut leader).unwrap(), Try::Busy(_)));
     let site = &lock.handle.site;
@@ -342,7 +342,7 @@ fn mailbox(leader: &Leader<'_>) -> Arc<Registered<Arc<QueuedThread>>> {
 }
 
 /// Removes the expiry of this lock at the server.
-fn stays(server: &Server, name: &str) {
+fn remove_expiry(server: &Server, name: &str) {
     let () = redis::cmd("PERSIST").arg(name).query(&mut server.connection()).unwrap();
 }
 
@@ -352,7 +352,7 @@ fn a_grant_that_comes_when_a_passed_hold_was_taken_is_given_back() {
     let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
     let (lock, name) = (client.fair_lock("on its way"), "on its way");
     let guard = other.fair_lock(name).lock().unwrap();
-    let mut leader = stands(&lock);
+    let mut leader = queued_leader(&lock);
     // The subscriber's thread has this mailbox after it has looked up a message's owner.
     let mailbox = mailbox(&leader);
     pass(&lock, &leader);
@@ -361,7 +361,7 @@ fn a_grant_that_comes_when_a_passed_hold_was_taken_is_given_back() {
     let grant = GrantMessage { now: 1, lease: SOON, details: "-", database: 0, lock: name };
     assert!(!mailbox.recipient.receive(&Message::Grant(grant)), "no thread collects it any more");
     guard.unlock().unwrap();
-    stays(&server, name);
+    remove_expiry(&server, name);
     wait_until("it is given back", SOON, || holder(&server, name).is_empty());
 }
 
@@ -371,12 +371,12 @@ fn a_thread_that_gives_up_a_passed_hold_gives_back_its_own_grant_too() {
     let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
     let (lock, name) = (client.fair_lock("its own"), "its own");
     let guard = other.fair_lock(name).lock().unwrap();
-    let leader = stands(&lock);
+    let leader = queued_leader(&lock);
     guard.unlock().unwrap();
     wait_until("it is granted", SOON, || {
         mailbox(&leader).recipient.inbox.lock().messages.grant.is_some()
     });
-    stays(&server, name);
+    remove_expiry(&server, name);
     pass(&lock, &leader);
     drop(leader);
     wait_until("it is given back", SOON, || holder(&server, name).is_empty());
