@@ -62,11 +62,11 @@ impl HeldLock {
         };
         #[cfg(soak_mutants)]
         if mutants::is("an error that leaves the lock taken") && until % 8 == 0 {
-            Self::new(handle, again).above(left, until).leave_beneath();
+            Self::new(handle, again).with_minimum_level(left, until).leave_minimum_level();
             return Err(Error::lost(&handle.site.name, &"planted"));
         }
         // The first level is left to expire only when the guard is made. Before the guard is made,
         // a `MultiLock` may fail to get its other parts, and then it releases this lock.
-        Ok(Some(Self::new(handle, again).above(left, until)))
+        Ok(Some(Self::new(handle, again).with_minimum_level(left, until)))
     }
 }

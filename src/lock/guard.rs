@@ -480,7 +480,7 @@ impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
     #[inline]
     fn attempt<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Option<Self>, Error> {
         let Some(mut held) = Lock::acquire(lock, &O::thread(), wait)? else { return Ok(None) };
-        each!(&mut held, held => held.leave_beneath());
+        each!(&mut held, held => held.leave_minimum_level());
         Ok(Some(Self::new(held)))
     }
 

@@ -33,10 +33,11 @@ pub struct HeldLock {
     /// the guard has not extended the level, or if the level ends with the hold. Written under the
     /// gate's mutex.
     extended: AtomicU64,
-    left: bool,
-    /// The level beneath this level, and the time until which the level beneath
-    /// [keeps](Self::leave_beneath) the lock taken.
-    beneath: Option<Box<(Self, u64)>>,
+    /// Whether the level was released, left to expire, or handed over. Then the drop does nothing.
+    is_ended: bool,
+    /// The earlier level that keeps the lock taken for [`at_least`](Self::at_least) a time, and the
+    /// end of that time. The level of this guard lies above the minimum level.
+    minimum_level: Option<Box<(Self, u64)>>,
 }
 
 impl HeldLock {
@@ -55,7 +56,7 @@ impl HeldLock {
     #[inline]
     fn of(handle: &Handle, tenancy: Arc<Tenancy>, level: Option<HoldLevel>) -> Self {
         let (handle, extended) = (handle.clone(), AtomicU64::new(0));
-        Self { tenancy, handle, level, extended, left: false, beneath: None }
+        Self { tenancy, handle, level, extended, is_ended: false, minimum_level: None }
     }
 
     /// Returns the level that this guard ends, with the level's present end.
@@ -64,20 +65,20 @@ impl HeldLock {
         self.level.map(|level| level.moved(self.extended.load(Ordering::Relaxed)))
     }
 
-    /// Puts this level above `beneath`. The two levels end together unless the level beneath is
-    /// [left to expire](Self::leave_beneath).
-    pub(super) fn above(mut self, beneath: Self, until: u64) -> Self {
-        self.beneath = Some(Box::new((beneath, until)));
+    /// Puts this level above `minimum_level`. The two levels end together unless the minimum level
+    /// is [left to expire](Self::leave_minimum_level).
+    pub(super) fn with_minimum_level(mut self, minimum_level: Self, until: u64) -> Self {
+        self.minimum_level = Some(Box::new((minimum_level, until)));
         self
     }
 
-    /// Leaves the level beneath to expire. The caller does this when all locks that are taken
+    /// Leaves the minimum level to expire. The caller does this when all locks that are taken
     /// together are granted. (If the lock is already lost, this does nothing, and the guard reports
     /// the loss.)
-    pub(super) fn leave_beneath(&mut self) {
-        if let Some(beneath) = self.beneath.take() {
-            let (beneath, until) = *beneath;
-            let _ = beneath.leave(Leaving::ToExpire { until });
+    pub(super) fn leave_minimum_level(&mut self) {
+        if let Some(minimum_level) = self.minimum_level.take() {
+            let (level, until) = *minimum_level;
+            let _ = level.leave(Leaving::ToExpire { until });
         }
     }
 
@@ -122,22 +123,21 @@ impl HeldLock {
             HoldState::Held | HoldState::Unconfirmed => {
                 // The level's remaining time is read before the hold's remaining time. So if only
                 // the level's time is zero, the level certainly ended before the hold.
-                let own = self.level_remaining();
-                let lasts = || self.tenancy.remaining();
-                let is_enough = |left: Duration| !left.is_zero() && left >= slack;
-                if own >= slack
-                    && (is_enough(lasts())
+                let level_remaining = self.level_remaining();
+                let is_enough = |rest: Duration| !rest.is_zero() && rest >= slack;
+                if level_remaining >= slack
+                    && (is_enough(self.hold_remaining())
                         || self.handle.site.raise(&self.tenancy, slack).is_ok()
-                            && is_enough(lasts()))
+                            && is_enough(self.hold_remaining()))
                 {
                     return Ok(());
                 }
-                let lasts = lasts();
-                if lasts.is_zero() {
+                let hold_remaining = self.hold_remaining();
+                if hold_remaining.is_zero() {
                     // The hold ended after this call had read its state.
                     return self.check(slack);
                 }
-                let remaining = own.min(lasts);
+                let remaining = level_remaining.min(hold_remaining);
                 let terms = self.handle.terms();
                 let longer = terms.longer(&self.handle.site.core);
                 // If a renewal gives a lease longer than `slack`, a later call may succeed.
@@ -176,14 +176,14 @@ impl HeldLock {
     }
 
     pub(super) fn forget(mut self) {
-        self.left = true;
+        self.is_ended = true;
         if !is_forked() {
             self.handle.site.gate.pin(&self.tenancy, self.handle.pinned());
         }
     }
 
     pub(super) fn leave(mut self, how: Leaving) -> Result<(), Error> {
-        self.left = true;
+        self.is_ended = true;
         self.handle.site.leave(&self.tenancy, self.level(), how)
     }
 
@@ -191,10 +191,10 @@ impl HeldLock {
     /// each level needs its own request.
     pub(super) fn leave_all(mut held: Vec<Self>) -> Result<Vec<Result<(), Error>>, Vec<Self>> {
         let sites: Vec<_> = held.iter().map(|held| &held.handle.site).collect();
-        if !go_together(&sites) || held.iter().any(|held| held.beneath.is_some()) {
+        if !go_together(&sites) || held.iter().any(|held| held.minimum_level.is_some()) {
             return Err(held);
         }
-        held.iter_mut().for_each(|held| held.left = true);
+        held.iter_mut().for_each(|held| held.is_ended = true);
         let levels: Vec<_> =
             held.iter().map(|held| (&held.handle.site, &held.tenancy, held.level())).collect();
         Ok(leave_all(&levels))
@@ -257,11 +257,11 @@ impl HeldLock {
         }
         // The guard's thread may be about to release the lock. From here on, that thread does not
         // pass the hold to another thread, because a hold with an extended lease is never passed.
-        let is_here = site.gate.with_seat(|seat| {
-            let is_here = seat.is_some_and(|seat| seat.has(&self.tenancy));
-            is_here.then(|| hold.asks_for(lease)).is_some()
+        let is_seated = site.gate.with_seat(|seat| {
+            let is_seated = seat.is_some_and(|seat| seat.has(&self.tenancy));
+            is_seated.then(|| hold.asks_for(lease)).is_some()
         });
-        if !is_here {
+        if !is_seated {
             return Err(site.not_held_by_thread());
         }
         // If the hold was lost, the caller detects the loss later.
@@ -292,7 +292,7 @@ impl HeldLock {
 
     /// Returns the tenancy. From here on, no guard ends its level.
     pub(super) fn into_tenancy(mut self) -> Arc<Tenancy> {
-        self.left = true;
+        self.is_ended = true;
         Arc::clone(&self.tenancy)
     }
 
@@ -325,7 +325,7 @@ impl fmt::Debug for HeldLock {
 
 impl Drop for HeldLock {
     fn drop(&mut self) {
-        if !self.left {
+        if !self.is_ended {
             // If the lock was lost, `on_lost` and the log have already reported the loss.
             let _ = self.handle.site.leave(&self.tenancy, self.level(), Leaving::Posted);
         }

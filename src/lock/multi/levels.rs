@@ -49,8 +49,8 @@ pub struct GuardLevels {
 }
 
 impl GuardLevels {
-    pub(in crate::lock) fn leave_beneath(&mut self) {
-        self.held.iter_mut().for_each(HeldLock::leave_beneath);
+    pub(in crate::lock) fn leave_minimum_level(&mut self) {
+        self.held.iter_mut().for_each(HeldLock::leave_minimum_level);
     }
 
     pub(in crate::lock) fn is_held(&self) -> bool {
