@@ -10,7 +10,7 @@ use redlatch_in_memory::{Keys, Peers, Redis, refusal};
 use shuttle::rand::{Rng, thread_rng};
 
 use crate::scripts::eval::Script;
-use crate::scripts::lua;
+use crate::scripts::{Mode, lua};
 
 /// The hash of the script that consists of these files of `lua/`. A client sends this hash.
 macro_rules! script {
@@ -36,7 +36,7 @@ impl ModelServer {
         let fair = [&*FAIR_ACQUIRE, &FAIR_TRY, &FAIR_RELEASE, &FAIR_GIVE_UP, &FAIR_FORCE_UNLOCK];
         let mut scripts: Vec<_> = locks.into_iter().chain(fair).cloned().collect();
         scripts.extend(read_write::scripts());
-        scripts.push(EVAL.whole().1.clone());
+        scripts.push(EVAL.whole(Mode::Lock).1.clone());
         let redis = Redis::new(Locks::default(), scripts);
         let chance = |most| thread_rng().gen_range(0..=most);
         Arc::new(Self(redlatch_in_memory::Server::start(redis, NOW, 0, chance)))
@@ -171,7 +171,7 @@ impl Keys for Locks {
     ) -> Value {
         let arguments: &Vec<_> = &arguments.iter().map(|it| it.to_vec()).collect();
         self.late_ones_run();
-        if sha == EVAL.whole().1 {
+        if sha == EVAL.whole(Mode::Lock).1 {
             return self.runs_or_is_late(arguments);
         }
         let before = self.locks.get(&arguments[0]).cloned();

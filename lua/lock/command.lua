@@ -1,12 +1,9 @@
 -- A user's script (eval.lua) that runs one command.
 --
 -- KEYS the command's keys
--- ARGV the command's arguments, then its name
+-- ARGV the command's name, then its arguments
 -- reply: the command's
-local command = {table.remove(ARGV)}
-for _, parts in ipairs({KEYS, ARGV}) do
-    for _, part in ipairs(parts) do
-        command[#command + 1] = part
-    end
+for i, key in ipairs(KEYS) do
+    table.insert(ARGV, i + 1, key)
 end
-return redis.call(unpack(command))
+return redis.call(unpack(ARGV))

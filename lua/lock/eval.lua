@@ -1,5 +1,5 @@
 -- Appended to a user's script, which is the function `script`. Runs this function if the owner has
--- the lock. (If the owner is a writer, it must have the write lock.)
+-- the lock. (For a writer, `eval_writer` comes before this file.)
 --
 -- KEYS those of the user's script, then the lock, which is removed before the user's script runs
 -- ARGV those of the user's script, then the owner, which is removed before the user's script runs
@@ -9,20 +9,16 @@
 --
 -- Any other error reply comes from the server itself, and means that the user's script has not run.
 -- So if the error redirects the command to another server, the client may send the command there.
-local at, last = #KEYS, #ARGV
-local lock, owner = KEYS[at], ARGV[last]
-KEYS[at], ARGV[last] = nil, nil
-local held = redis.pcall('hexists', lock, owner)
--- The text of a writer ends with `:write`, and the text of a plain owner with a digit.
-if held == 1 and string.byte(owner, -1) == 101 then
-    held = redis.call('hget', lock, 'mode') == 'write' and 1 or 0
-end
+local keys, args = KEYS, ARGV
+local at, last = #keys, #args
+local held = redis.pcall('hexists', keys[at], args[last])
+keys[at], args[last] = nil, nil
 if held ~= 1 then
     return type(held) == 'table' and held or {err = 'NOTHELD'}
 end
 local ran, reply = pcall(script)
-local failed = type(reply) == 'table' and rawget(reply, 'err')
-if ran and not failed then
+if ran and (type(reply) ~= 'table' or not rawget(reply, 'err')) then
     return reply
 end
-return {err = 'SCRIPT ' .. tostring(failed or reply)}
+local text = type(reply) == 'table' and rawget(reply, 'err') or reply
+return {err = 'SCRIPT ' .. tostring(text)}

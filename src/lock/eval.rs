@@ -1,7 +1,5 @@
 //! Users' scripts that the server runs only while a guard's lock is held.
 
-use std::fmt;
-
 use super::{HeldLock, LockGuard};
 use crate::error::{Error, ErrorKind};
 use crate::scripts::eval::{COMMAND, Script, ScriptCall, Value};
@@ -93,7 +91,7 @@ macro_rules! evals {
             keys: &[&str],
             args: &[&[u8]],
         ) -> Result<Value, Error> {
-            let call = ScriptCall { script, keys, arguments: args, last: None };
+            let call = ScriptCall { script, keys, arguments: args, first: None };
             self.held()?.eval(wait.into(), &call)
         }
 
@@ -110,7 +108,7 @@ macro_rules! evals {
         ///
         /// Blocks as [`eval`](Self::eval) does.
         pub fn command(&self, name: &str, keys: &[&str], args: &[&[u8]]) -> Result<Value, Error> {
-            let call = ScriptCall { script: &COMMAND, keys, arguments: args, last: Some(name) };
+            let call = ScriptCall { script: &COMMAND, keys, arguments: args, first: Some(name) };
             self.held()?.eval(Wait::FOREVER, &call)
         }
     };
@@ -143,15 +141,9 @@ impl<L: ?Sized, O> LockGuard<L, O> {
 /// guard.unlock()
 /// # }
 /// ```
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct PartGuard<'a> {
-    held: &'a HeldLock,
-}
-
-impl<'a> PartGuard<'a> {
-    pub(super) fn new(held: &'a HeldLock) -> Self {
-        Self { held }
-    }
+    pub(super) held: &'a HeldLock,
 }
 
 impl PartGuard<'_> {
@@ -159,11 +151,5 @@ impl PartGuard<'_> {
 
     fn held(&self) -> Result<&HeldLock, Error> {
         Ok(self.held)
-    }
-}
-
-impl fmt::Debug for PartGuard<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("PartGuard").field(&self.held.name()).finish()
     }
 }

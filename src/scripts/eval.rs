@@ -5,10 +5,12 @@ use std::sync::{LazyLock, OnceLock};
 use redis::Value as Reply;
 use redlatch_client::{Command, Failure, Outcome, ReplicaAcks, Route, decimal, reply_code};
 
-use super::{Owner, Replied, Rights, Trouble, granted, unexpected};
+use super::{Mode, Owner, Replied, Rights, Trouble, failed_script, granted, unexpected};
+use crate::error::Error;
 
-/// The code that is appended to the user's script.
-static IF_HELD: LazyLock<&str> = LazyLock::new(|| code!("lock/eval.lua"));
+/// The code that is appended to the user's script, for plain owners and for writers.
+static IF_HELD: LazyLock<[&str; 2]> =
+    LazyLock::new(|| [code!("lock/eval.lua"), code!("lock/eval_writer.lua", "lock/eval.lua")]);
 /// The script that runs one command.
 pub(crate) static COMMAND: LazyLock<Script> =
     LazyLock::new(|| Script::new(lua!("lock/command.lua")));
@@ -17,9 +19,9 @@ pub(crate) static COMMAND: LazyLock<Script> =
 /// guard's owner has the lock.
 ///
 /// Make a script once, for example in a [`LazyLock`](std::sync::LazyLock): the first call computes
-/// the script's hash, and each server gets the text once. In the script, `KEYS` and `ARGV` are the
-/// keys and arguments of the call. `return` and errors work as in any script of Redis. A script
-/// that begins with `#!` (a shebang with flags) cannot be used.
+/// the script's hash, and later calls send the hash and not the text. In the script, `KEYS` and
+/// `ARGV` are the keys and arguments of the call. `return` and errors work as in any script of
+/// Redis. A script that begins with `#!` (a shebang with flags) cannot be used.
 ///
 /// ```no_run
 /// use redlatch::{Error, LockGuard, Script};
@@ -32,9 +34,10 @@ pub(crate) static COMMAND: LazyLock<Script> =
 /// ```
 #[derive(Clone, Debug)]
 pub struct Script {
-    text: String,
-    /// The text that is sent to the server, and its hash.
-    whole: OnceLock<(String, String)>,
+    pub(crate) text: String,
+    /// The texts that are sent to the server, for plain owners and for writers. Each text has its
+    /// hash.
+    whole: [OnceLock<(String, String)>; 2],
     is_idempotent: bool,
 }
 
@@ -42,7 +45,7 @@ impl Script {
     /// Returns the script with this text. No I/O.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
-        Self { text: text.into(), whole: OnceLock::new(), is_idempotent: false }
+        Self { text: text.into(), whole: Default::default(), is_idempotent: false }
     }
 
     /// Returns the same script, marked as safe to run twice. If the connection breaks before the
@@ -53,21 +56,16 @@ impl Script {
         Self { is_idempotent: true, ..self }
     }
 
-    /// Whether the script begins with a shebang. The server reads flags only at the beginning of a
-    /// script, where the client puts its own text.
-    pub(crate) fn has_shebang(&self) -> bool {
-        self.text.starts_with("#!")
-    }
-
-    /// The text that is sent to the server, and its hash. The user's text becomes the body of a
-    /// function without upvalues. Each line of the user's text keeps its line number, so an error
-    /// names the right line.
-    pub(crate) fn whole(&self) -> &(String, String) {
-        self.whole.get_or_init(|| {
-            // Without a use of `...` in this function, Lua would make a table of the arguments at
-            // each call.
-            let head = "local script = function(...) do local _ = ... end";
-            let code = format!("{head} {}\nend\n{}", self.text, *IF_HELD);
+    /// The text that is sent to the server for this mode, and its hash. The user's text becomes the
+    /// body of a function without upvalues. Each line of the user's text keeps its line number, so
+    /// an error names the right line.
+    pub(crate) fn whole(&self, mode: Mode) -> &(String, String) {
+        let writes = usize::from(mode == Mode::Write);
+        self.whole[writes].get_or_init(|| {
+            // A function with `...` takes longer to call.
+            let arguments = if self.text.contains("...") { "..." } else { "" };
+            let (text, if_held) = (&self.text, IF_HELD[writes]);
+            let code = format!("local script = function({arguments}) {text}\nend\n{if_held}");
             let hash = redis::Script::new(&code).get_hash().to_owned();
             (code, hash)
         })
@@ -106,24 +104,20 @@ impl Value {
     pub fn as_int(&self) -> Option<i64> {
         match self {
             Self::Int(number) => Some(*number),
-            Self::Bytes(text) => str::from_utf8(text).ok()?.parse().ok(),
-            _ => None,
+            other => str::from_utf8(other.as_bytes()?).ok()?.parse().ok(),
         }
     }
 
     /// Returns the bytes if this value is a text, otherwise `None`.
     #[must_use]
     pub fn as_bytes(&self) -> Option<&[u8]> {
-        match self {
-            Self::Bytes(text) => Some(text),
-            _ => None,
-        }
+        let Self::Bytes(text) = self else { return None };
+        Some(text)
     }
 
-    /// Returns `None` for a reply that no script can return.
-    fn of(reply: Reply) -> Option<Self> {
-        let list = |parts: Vec<Reply>| parts.into_iter().map(Self::of).collect::<Option<_>>();
-        Some(match reply {
+    /// Returns an error for a reply that no script can return.
+    fn of(reply: Reply) -> Result<Self, Trouble> {
+        Ok(match reply {
             Reply::Nil => Self::Nil,
             Reply::Int(number) => Self::Int(number),
             Reply::Boolean(is) => Self::Int(is.into()),
@@ -133,15 +127,18 @@ impl Value {
             }
             Reply::Okay => Self::Bytes(b"OK".to_vec()),
             Reply::Double(number) => Self::Bytes(number.to_string().into_bytes()),
-            Reply::Array(parts) | Reply::Set(parts) => Self::List(list(parts)?),
+            Reply::Array(parts) | Reply::Set(parts) => {
+                Self::List(parts.into_iter().map(Self::of).collect::<Result<_, _>>()?)
+            }
             Reply::Map(pairs) => {
-                Self::List(list(pairs.into_iter().flat_map(|(key, value)| [key, value]).collect())?)
+                let parts = pairs.into_iter().flat_map(|(key, value)| [key, value]);
+                Self::of(Reply::Array(parts.collect()))?
             }
             Reply::ServerError(error) => {
                 let detail = error.details().unwrap_or_default();
                 Self::Error(format!("{} {detail}", error.code()))
             }
-            _ => return None,
+            other => return Err(unexpected(&other)),
         })
     }
 }
@@ -152,8 +149,8 @@ pub(crate) struct ScriptCall<'a> {
     pub(crate) script: &'a Script,
     pub(crate) keys: &'a [&'a str],
     pub(crate) arguments: &'a [&'a [u8]],
-    /// The argument after the user's arguments.
-    pub(crate) last: Option<&'a str>,
+    /// The argument before the user's arguments.
+    pub(crate) first: Option<&'a str>,
 }
 
 /// How a user's script has ended.
@@ -161,9 +158,9 @@ pub(crate) struct ScriptCall<'a> {
 pub(crate) enum Ran {
     /// The owner does not have the lock, so the script has not run.
     NotHeld,
-    Done(Value),
+    Done(Replied<Value>),
     /// The script has ended with this error.
-    Failed(String),
+    Failed(Error),
 }
 
 impl ScriptCall<'_> {
@@ -175,8 +172,8 @@ impl ScriptCall<'_> {
         lock: &str,
         owner: &Owner,
         acks: Option<ReplicaAcks>,
-    ) -> (Result<Replied<Ran>, Trouble>, bool) {
-        let (code, hash) = self.script.whole();
+    ) -> (Result<Ran, Trouble>, bool) {
+        let (code, hash) = self.script.whole(owner.mode());
         let send = |command: &str, what: &str| {
             let command = self.of_owner([command, what], lock, owner).acknowledged(acks);
             if self.script.is_idempotent {
@@ -190,17 +187,11 @@ impl ScriptCall<'_> {
             let (again, is_copied) = send("EVAL", code);
             (outcome, in_doubt) = (again, in_doubt || is_copied);
         }
-        let ended = match refusal(&outcome) {
+        let ran = match refusal(&outcome) {
             // WRONGTYPE means that the key holds data of another type, so the lock is lost.
-            Some(("NOTHELD" | "WRONGTYPE", _)) => Some(Ran::NotHeld),
-            Some(("SCRIPT", text)) => Some(Ran::Failed(text.to_owned())),
-            _ => None,
-        };
-        let ran = match ended {
-            Some(ran) => Ok(Replied::counts(ran, in_doubt)),
-            None => granted(outcome, in_doubt, Rights::Locks, |reply| {
-                Value::of(reply).map(Ran::Done).ok_or_else(|| unexpected(&Reply::Array(Vec::new())))
-            }),
+            Some(("NOTHELD" | "WRONGTYPE", _)) => Ok(Ran::NotHeld),
+            Some(("SCRIPT", text)) => Ok(Ran::Failed(failed_script(text))),
+            _ => granted(outcome, in_doubt, Rights::Locks, Value::of).map(Ran::Done),
         };
         let may_run = in_doubt || matches!(ran, Err(Trouble::Unknown(_)));
         (ran, may_run)
@@ -213,8 +204,8 @@ impl ScriptCall<'_> {
         parts.push(decimal(self.keys.len() as u64 + 1, &mut digits));
         parts.extend(self.keys.iter().map(|key| key.as_bytes()));
         parts.push(lock.as_bytes());
+        parts.extend(self.first.map(str::as_bytes));
         parts.extend(self.arguments);
-        parts.extend(self.last.map(str::as_bytes));
         parts.push(&owner);
         Command::plain(&parts)
     }

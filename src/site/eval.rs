@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use redlatch_client::{slot_of, was_cut};
+use redlatch_client::{hash_tag, slot_of, was_cut};
 
 use super::site::Site;
 use crate::error::{Error, ErrorKind};
@@ -18,7 +18,7 @@ use crate::hold::{Hold, Leaseholder, Tenancy};
 use crate::scripts::eval::{Ran, ScriptCall, Value};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
-use crate::scripts::{Mode, Replied, failed_script};
+use crate::scripts::{Mode, Replied};
 use crate::waiting::Wait;
 
 impl Site {
@@ -38,9 +38,8 @@ impl Site {
         // A late script runs only while its owner has the lock. A late copy of the request for the
         // lock could give this owner the lock again, after another owner has had it.
         if tenancy.hold().in_doubt {
-            let message = "the request that took the lock was sent twice, and its late copy could \
-                           let a late script run: release the lock and take it again; the script \
-                           has not run";
+            let message = "the request that took the lock was sent twice: release the lock and \
+                           take it again; the script has not run";
             return Err(Error::new(ErrorKind::Unavailable, message.to_owned()).of(&self.name));
         }
         let Some(hold) = self.script_begins(tenancy) else { return Err(self.not_held(tenancy)) };
@@ -55,30 +54,24 @@ impl Site {
             hold.script_ended();
         }
         let error = match ran {
-            Ok(Replied { reply: Ran::Done(value), unacknowledged: None, .. }) => return Ok(value),
-            Ok(Replied { reply: Ran::NotHeld, .. }) => {
+            Ok(Ran::Done(Replied { reply, unacknowledged: None, .. })) => return Ok(reply),
+            Ok(Ran::Done(Replied { unacknowledged: Some(error), .. })) => {
+                error.unknown(true).now("the script has run, and a failover may undo it")
+            }
+            Ok(Ran::Failed(error)) => error.now("what it wrote before that stays"),
+            Ok(Ran::NotHeld) => {
                 self.lose_hold(&hold, hold.why_gone());
                 return Err(self.not_held(tenancy).unknown(may_run));
             }
-            Ok(Replied { reply: Ran::Failed(text), .. }) => {
-                failed_script(&text).now("what it wrote before that stays")
-            }
-            Ok(Replied { unacknowledged: Some(error), .. }) => {
-                error.unknown(true).now("the script has run, and a failover may undo it")
-            }
             Err(trouble) => {
-                let cancelled = was_cut() && wait.check_cancelled(&self.name).is_err();
-                let error = if cancelled {
+                let mut error = trouble.into_error();
+                if was_cut() && wait.check_cancelled(&self.name).is_err() {
                     let message = "the call was cancelled before the server answered".to_owned();
-                    Error::new(ErrorKind::Cancelled, message).unknown(may_run)
-                } else {
-                    trouble.into_error()
-                };
-                error.now(if may_run {
-                    "whether the script has run is not known; it can still run until the lock is \
-                     released"
-                } else {
-                    "the script has not run"
+                    error = Error::new(ErrorKind::Cancelled, message);
+                }
+                error.unknown(may_run).now(match may_run {
+                    true => "the script may have run, and can still run until the lock is released",
+                    false => "the script has not run",
                 })
             }
         };
@@ -87,19 +80,16 @@ impl Site {
 
     /// Returns an error if the script cannot run under this lock. Sends nothing.
     fn check_call(&self, call: &ScriptCall<'_>) -> Result<(), Error> {
-        let slot = slot_of(self.name.as_bytes());
-        let is_elsewhere = |key: &&&str| self.core.is_cluster() && slot_of(key.as_bytes()) != slot;
+        let slot = |key: &str| slot_of(key.as_bytes());
+        let is_elsewhere = |key: &&&str| self.core.is_cluster() && slot(key) != slot(&self.name);
         // A late script of one reader could run under another reader's tenancy.
         let message = if self.mode == Mode::Read {
-            "a read lock runs no scripts, since all readers of a process share one owner: take the \
-             write lock"
+            "a read lock runs no scripts (its readers share one owner): take the write lock"
                 .to_owned()
-        } else if call.script.has_shebang() {
+        } else if call.script.text.starts_with("#!") {
             "a script that begins with `#!` cannot be used: leave that line out".to_owned()
         } else if let Some(key) = call.keys.iter().find(is_elsewhere) {
-            let lock: &str = &self.name;
-            let in_braces = lock.split_once('{').and_then(|(_, tag)| tag.split_once('}'));
-            let tag = in_braces.map_or(lock, |(tag, _)| tag);
+            let tag = String::from_utf8_lossy(hash_tag(self.name.as_bytes()));
             format!(
                 "the key {key:?} is in another slot of the cluster than the lock: begin the key \
                  with {{{tag}}}; nothing was sent"
@@ -117,11 +107,9 @@ impl Site {
             // A pass also needs the gate's mutex. If a pass came before this check, the tenancy has
             // already ended. A pass after this check sees that the script has begun.
             let is_its = seat?.has(tenancy) && tenancy.is_held();
-            is_its.then(|| {
-                let hold = tenancy.hold().into_owned();
-                hold.script_begins();
-                hold
-            })
+            let hold = is_its.then(|| tenancy.hold().into_owned())?;
+            hold.script_begins();
+            Some(hold)
         })
     }
 }

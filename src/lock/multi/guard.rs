@@ -72,6 +72,7 @@ impl<O> LockGuard<MultiLock, O> {
     #[must_use]
     pub fn part(&self, name: &str) -> Option<PartGuard<'_>> {
         let levels = self.several().filter(|levels| levels.rule == Rule::All)?;
-        levels.held.iter().find(|held| held.name() == name).map(PartGuard::new)
+        let held = levels.held.iter().find(|held| held.name() == name)?;
+        Some(PartGuard { held })
     }
 }

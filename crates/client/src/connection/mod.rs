@@ -59,7 +59,7 @@ pub use servers::{Route, Servers};
 pub use settings::{Identity, TlsSettings};
 pub use settings::{ReplicaAcks, Settings};
 pub(crate) use slot::SLOTS;
-pub use slot::slot_of;
+pub use slot::{hash_tag, slot_of};
 pub use source::{Provided, Provider, Source};
 pub use transport::{Dialer, IoDirection, Transport};
 

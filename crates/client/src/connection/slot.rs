@@ -5,10 +5,11 @@ pub(crate) const SLOTS: u16 = 16_384;
 /// The slot of a key, or of a channel of a cluster. If the key contains braces, only the text in
 /// the first pair decides.
 pub fn slot_of(key: &[u8]) -> u16 {
-    crc16(tag(key)) % SLOTS
+    crc16(hash_tag(key)) % SLOTS
 }
 
-fn tag(key: &[u8]) -> &[u8] {
+/// The part of a key that decides about its slot.
+pub fn hash_tag(key: &[u8]) -> &[u8] {
     let Some(open) = key.iter().position(|byte| *byte == b'{') else { return key };
     let behind = &key[open + 1..];
     match behind.iter().position(|byte| *byte == b'}') {
