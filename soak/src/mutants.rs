@@ -64,13 +64,13 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a hold that is passed on before its scripts",
-        faults: "",
+        faults: "replies and requests lost or late",
         only: "evals",
         replaced: &[],
     },
     Mutant {
         name: "a script without a reply that counts as not run",
-        faults: "",
+        faults: "replies and requests lost or late",
         only: "evals",
         replaced: &[],
     },

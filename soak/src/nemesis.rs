@@ -19,6 +19,7 @@ use redlatch_testkit::{Action, Cluster, Direction, Proxy, Sentinels, Server, wai
 use crate::clock::{ms, nanos, now};
 use crate::history::{FAULTS, Fault, LEASES_LONGER, LEASES_SHORTER, MACHINE_STILL};
 use crate::run::Crew;
+use crate::store;
 use crate::world::{World, ask, is_master};
 
 /// The servers may have chosen a new master up to this time (in ns) before this program saw the
@@ -313,6 +314,9 @@ impl Nemesis<'_> {
             _ => {
                 // The delay is mostly short, so that the hold of the request still lasts.
                 let late = Duration::from_millis(1 << rng.random_range(0..11));
+                // A script of a guard that runs late may meet the hold of another thread. Such
+                // scripts are few among all requests, so some of the rules are only for them.
+                let only_scripts = rng.random_ratio(1, 3);
                 let actions = [
                     Action::LoseRequest,
                     Action::LateRequest(late),
@@ -320,14 +324,19 @@ impl Nemesis<'_> {
                     Action::DelayReply(Duration::from_millis(rng.random_range(10..1800))),
                     Action::Silence,
                 ];
-                let action = actions.choose(rng).copied().unwrap_or(Action::LoseReply);
+                let action = match only_scripts {
+                    true => Action::LateRequest(late),
+                    false => actions.choose(rng).copied().unwrap_or(Action::LoseReply),
+                };
                 let direction = match action {
                     Action::LoseRequest | Action::LateRequest(_) => Direction::Request,
                     _ => Direction::Reply,
                 };
                 let shots = rng.random_range(1..6);
                 self.fault("replies and requests lost or late", None, false, || {
-                    network.on(direction, shots, action, |_| true);
+                    network.on(direction, shots, action, move |bytes| {
+                        !only_scripts || store::is_late(bytes)
+                    });
                     sleep(rng, 100..800);
                     network.clear_rules();
                 });

@@ -48,6 +48,12 @@ pub(crate) fn late_keys(lock: &str) -> [String; 5] {
     ["last", "writers", "late", "count", "lost"].map(|key| format!("{{{lock}}}:{key}"))
 }
 
+/// Whether a request has the keys of [`LATE`].
+pub(crate) fn is_late(request: &[u8]) -> bool {
+    const KEY: &[u8] = b"}:writers";
+    request.windows(KEY.len()).any(|part| part == KEY)
+}
+
 /// The name of a lock, and the values that were written under the lock, in their order.
 pub(crate) type Written = (String, Vec<u64>);
 

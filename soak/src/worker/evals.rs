@@ -5,10 +5,10 @@
 use std::time::Duration;
 
 use rand::RngExt;
-use redlatch::{ErrorKind, Lock, Value, Wait};
+use redlatch::{Error, ErrorKind, Lock, Value, Wait};
 
 use super::Worker;
-use super::held::{About, hold, leave};
+use super::held::{About, cancelled, hold, leave};
 use crate::history::Kind;
 use crate::store::{LATE, late_keys};
 
@@ -58,22 +58,28 @@ impl Worker {
             0
         });
         for _ in 0..self.rng.random_range(1..4) {
-            let wait = match self.rng.random_ratio(1, 4) {
-                true => Wait::at_most(Duration::from_micros(self.rng.random_range(1..3_000))),
-                false => Wait::FOREVER,
-            };
             hold(&self.shared, &kept, stay);
-            count = count.map(|count| count + 1);
+            let new = count.map(|count| count + 1);
             twin += 1;
-            let new = count.map(|count| count.to_string());
-            let args: Vec<_> = [Some(&writer), new.as_ref()].into_iter().flatten().collect();
+            let text = new.map(|count| count.to_string());
+            let args: Vec<_> = [Some(&writer), text.as_ref()].into_iter().flatten().collect();
             let args: Vec<_> = args.into_iter().map(String::as_bytes).collect();
-            match kept.guard.eval_within(wait, &script, &keys, &args) {
-                Ok(Value::List(both)) if both == [Value::Int(0), Value::Int(0)] => {}
+            let eval = |wait: Wait<'_>| kept.guard.eval_within(wait, &script, &keys, &args);
+            let limit = Duration::from_micros(self.rng.random_range(1..3_000));
+            let written = match self.rng.random_range(0..8) {
+                0 => eval(Wait::at_most(limit)),
+                1 => cancelled(limit, |token| eval(token.into())),
+                _ => eval(Wait::FOREVER),
+            };
+            match written {
+                Ok(Value::List(both)) if both == [Value::Int(0), Value::Int(0)] => count = new,
                 Ok(both) => {
                     self.shared.odd(format!("late scripts and lost counts under {name}: {both:?}"));
                 }
-                Err(error) if error.kind().is_server_trouble() => count = None,
+                // The next script writes the same count. So if this one has run, or runs later, a
+                // count is lost.
+                Err(error) if is_not_run(&error) => {}
+                Err(error) if may_have_run(error.kind()) => count = None,
                 Err(error) if error.kind() == ErrorKind::LeaseLost => break,
                 Err(error) => self.shared.odd(format!("a script under {name}: {error}")),
             }
@@ -83,4 +89,14 @@ impl Worker {
         }
         leave(&self.shared, kept, self.rng.random_ratio(1, 3));
     }
+}
+
+/// Whether the library says that the script has not run and will never run.
+fn is_not_run(error: &Error) -> bool {
+    !error.outcome_unknown() && error.to_string().contains("the script has not run")
+}
+
+/// Whether the script may have run as a whole or in part, or may still run.
+fn may_have_run(kind: ErrorKind) -> bool {
+    kind.is_server_trouble() || kind == ErrorKind::Cancelled
 }
