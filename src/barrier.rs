@@ -937,11 +937,6 @@ impl QueueSite for BarrierSite {
     fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<(), (), ()>) -> R) -> R {
         look(&mut self.queue.lock())
     }
-
-    /// Never called, because each party asks only for itself.
-    fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<()>>) {
-        self.promote(leadership, lead);
-    }
 }
 
 impl Member for BarrierSite {

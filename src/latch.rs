@@ -524,7 +524,9 @@ impl QueueSite for LatchSite {
     fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<LatchRequestState>>) {
         // The next leader may wait for a newer count, so it asks at once. Without this leader's
         // request state, it would mistake the end of the time to live for the last count-down.
-        self.promote(leadership, lead.map(|lead| Lead::new(lead.request_state)));
+        let lead = lead.map(|lead| Lead::new(lead.request_state));
+        let (wake, _left) = self.with_queue(|queue| queue.promote(leadership, lead));
+        wake.now();
     }
 }
 

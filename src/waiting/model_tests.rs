@@ -35,10 +35,6 @@ impl QueueSite for Client<'_> {
     fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<(), (), ()>) -> R) -> R {
         look(&mut self.queue.lock())
     }
-
-    fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<()>>) {
-        self.promote(leadership, lead);
-    }
 }
 
 impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {

@@ -306,19 +306,11 @@ pub(crate) trait QueueSite {
     /// Calls `look` with the queue, under the queue's mutex.
     fn with_queue<R>(&self, look: impl FnOnce(&mut QueueOf<Self>) -> R) -> R;
 
-    /// Takes the leadership from a leader that is done, and [promotes](Self::promote) the next
+    /// Takes the leadership from a leader that is done, and [promotes](Queue::promote) the next
     /// thread.
-    fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<Self::RequestState>>);
-
-    /// Calls [`Queue::promote`], and wakes the new leader.
-    fn promote(
-        &self,
-        leadership: Leadership,
-        lead: Option<Lead<Self::RequestState>>,
-    ) -> Option<Lead<Self::RequestState>> {
-        let (wake, left) = self.with_queue(|queue| queue.promote(leadership, lead));
+    fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<Self::RequestState>>) {
+        let (wake, _left) = self.with_queue(|queue| queue.promote(leadership, lead));
         wake.now();
-        left
     }
 
     /// Removes a waiter that gives up. If another thread signalled the waiter before, returns that

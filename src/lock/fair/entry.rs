@@ -353,7 +353,7 @@ impl Drop for FairEntry {
             return;
         }
         if let Some(leadership) = self.leadership.take() {
-            let _none = self.queue.promote(leadership, None);
+            self.queue.transfer_leadership(leadership, None);
         }
         if self.became_hold {
             return;

@@ -228,11 +228,6 @@ impl QueueSite for Arc<FairQueue> {
     fn with_queue<R>(&self, look: impl FnOnce(&mut Newcomers) -> R) -> R {
         look(&mut self.waiters.lock().newcomers)
     }
-
-    /// Called only for a leader that has no entry yet. Later the entry has the leadership.
-    fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<FairEntry>>) {
-        self.promote(leadership, lead);
-    }
 }
 
 impl Member for FairQueue {

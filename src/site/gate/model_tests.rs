@@ -94,7 +94,8 @@ impl QueueSite for Name {
 
     fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<Option<QueueEntry>>>) {
         self.leads_no_more();
-        self.promote(leadership, lead);
+        let (wake, _left) = self.with_queue(|queue| queue.promote(leadership, lead));
+        wake.now();
     }
 
     fn give_up(
