@@ -228,7 +228,8 @@ impl Synchronizer for Hooks<'_, '_> {
     /// if it may. Otherwise one thread of the process asks Redis. If the lease of the present hold
     /// is over, `reentered` declares the hold lost, and the thread enters again.
     fn enter(&self, claim: &Claim<'_, LockNeed>) -> Result<EnterOf<Self>, Error> {
-        if let Some((leadership, lead)) = self.together.and_then(Together::lead) {
+        if let Some(leadership) = self.together.and_then(Together::lead) {
+            let (leadership, lead) = leadership.into_parts();
             return Ok(Enter::Leads(leadership, lead.map(Box::new)));
         }
         loop {

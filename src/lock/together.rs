@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::hold::Tenancy;
 use crate::scripts::{Mode, Trouble};
 use crate::site::{AllAsked, LockNeed, QueueEntry, Site, ask_for_all, go_together};
-use crate::waiting::{Claim, Lead, Leadership, LeadershipGuard, QueueSite as _, Try, Wait};
+use crate::waiting::{Claim, Lead, LeadershipGuard, QueueSite as _, Try, Wait};
 
 /// The locks of one call, which acquires them one after the other: see the module.
 pub(crate) struct Together<'a> {
@@ -90,10 +90,10 @@ impl<'a> Together<'a> {
 
     /// Returns the leadership and the lead of the lock that is being acquired, if the request for
     /// all locks took this lock.
-    pub(super) fn lead(&self) -> Option<(Option<Leadership>, Option<Lead<Option<QueueEntry>>>)> {
+    pub(super) fn lead(&self) -> Option<LeadershipGuard<'a, Arc<Site>>> {
         let Taken { leadership, tenancy } = self.taken.borrow_mut().pop_front()?;
         self.granted.set(Some(tenancy));
-        Some(leadership.into_parts())
+        Some(leadership)
     }
 
     /// Returns the grant of the lock that is being acquired.
