@@ -240,7 +240,7 @@ impl Process {
             Input::InDoubt(request) => self.doubt(now, request),
             Input::Message(message) => self.told(now, message),
             Input::Public | Input::Listening => {
-                self.tell(now, |inbox| inbox.has_public_release = true)
+                self.tell(now, |inbox| inbox.has_public_release = true);
             }
             Input::Subscribed => self.tell(now, |inbox| inbox.must_ask = true),
             Input::Timer(timer) => self.timer(now, timer),
