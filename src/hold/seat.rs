@@ -150,10 +150,10 @@ impl LevelEnds {
 }
 
 impl Seat {
-    pub(crate) fn new(tenancy: Arc<Tenancy>, terms: Terms) -> Self {
+    pub(crate) fn new(tenancy: Arc<Tenancy>) -> Self {
         let since = tenancy.began();
         let is_open = tenancy.hold().details.places == 0;
-        let level = HoldLevel::since(terms, since);
+        let level = HoldLevel::since(tenancy.hold().terms, since);
         let is_shared = tenancy.hold().owner.mode() == Mode::Read;
         let mut seat = Self {
             tenancy,
@@ -170,13 +170,13 @@ impl Seat {
 
     /// Returns the seat of the next thread, to which the hold is passed. The new seat has the
     /// renewal progress of the old seat.
-    pub(crate) fn passed_to(&self, next: &Arc<Tenancy>, terms: Terms) -> Self {
+    pub(crate) fn passed_to(&self, next: &Arc<Tenancy>) -> Self {
         let progress = if self.progress.is_sent() {
             RenewalProgress::Sent { failed: 0 }
         } else {
             RenewalProgress::Done
         };
-        Self { progress, ..Self::new(Arc::clone(next), terms) }
+        Self { progress, ..Self::new(Arc::clone(next)) }
     }
 
     pub(crate) fn is(&self, tenancy: &Arc<Tenancy>) -> bool {

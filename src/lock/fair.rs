@@ -241,7 +241,7 @@ impl Synchronizer for FairLock {
                 site.lose_hold(&passed.hold(), LostReason::Revoked);
                 false
             }
-            None => site.admit(&tenancy, claim.need, &mut None)?,
+            None => site.admit(&tenancy, &mut None)?,
         };
         if !is_ours {
             let another = FairEntry::new(queue, claim.thread, claim.need, None);

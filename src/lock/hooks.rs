@@ -198,7 +198,7 @@ impl Hooks<'_, '_> {
             return Ok(self.handle.ensure_lease(&tenancy)?.then_some(tenancy));
         }
         // A leader that reads still leads, to let more readers in.
-        if !site.admit(&granted, terms, &mut None)? {
+        if !site.admit(&granted, &mut None)? {
             return Ok(None);
         }
         retire_owner();
@@ -365,7 +365,7 @@ impl Synchronizer for Hooks<'_, '_> {
             site.gate.let_readers_in();
             return self.handle.unless_shut_down(tenancy).map(Some);
         }
-        if !site.admit(&tenancy, claim.need.terms, &mut leadership.leadership)? {
+        if !site.admit(&tenancy, &mut leadership.leadership)? {
             return Ok(None);
         }
         // The server has granted the write lock, so the server no longer has the read hold of this

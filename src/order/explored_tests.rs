@@ -242,7 +242,7 @@ impl World {
         let hold = Arc::new(hold);
         let own = Arc::clone(&self.threads[thread]);
         let tenancy = Arc::new(Tenancy::since(Arc::clone(&hold), own, self.now));
-        let admitted = self.state.admit(mode, &tenancy, TERMS, leadership, None, self.now);
+        let admitted = self.state.admit(mode, &tenancy, leadership, None, self.now);
         assert!(matches!(admitted, Admission::Admitted(None)), "{admitted:?}");
         self.has(mode)[thread] = Some(tenancy);
         self.server.push(hold);

@@ -288,7 +288,6 @@ impl<I> Order<I> {
         &mut self,
         mode: Mode,
         tenancy: &Arc<Tenancy>,
-        terms: Terms,
         leadership: &mut Option<Leadership>,
         gone: Option<&Arc<Hold>>,
         now: u64,
@@ -304,7 +303,7 @@ impl<I> Order<I> {
             return Admission::NotHeld;
         }
         side.cohort.begin_turn(tenancy.hold().asked.at, tenancy.hold().details.places);
-        let stale = side.seat.replace(Seat::new(Arc::clone(tenancy), terms));
+        let stale = side.seat.replace(Seat::new(Arc::clone(tenancy)));
         if let Some(leadership) = leadership.take() {
             self.queue.resign(leadership);
         }
@@ -379,7 +378,7 @@ impl<I> Order<I> {
         if hold.line.is_some() {
             let queued = self.standing.as_mut()?.next(hold, now)?;
             let next = next(&queued.thread);
-            self.alone.seat = Some(left.passed_to(&next, queued.terms));
+            self.alone.seat = Some(left.passed_to(&next));
             return Some([queued.pass(next), Wake::NOBODY]);
         }
         if !self.may_pass(hold, now) {
@@ -387,7 +386,7 @@ impl<I> Order<I> {
         }
         let next = self.queue.pass_first(|first| {
             let next = next(first.thread());
-            self.alone.seat = Some(left.passed_to(&next, first.need().terms));
+            self.alone.seat = Some(left.passed_to(&next));
             next
         })?;
         Some([next, self.queue.call_first()])

@@ -43,7 +43,7 @@ fn each_state_is_left_as_the_table_says() {
     assert_eq!(is(&state), LED);
     let first = granted(&one, 0);
     assert!(matches!(
-        state.admit(Mode::Lock, &first, Terms::watched(LEASE), &mut leadership, None, 0),
+        state.admit(Mode::Lock, &first, &mut leadership, None, 0),
         Admission::Admitted(None)
     ));
     assert!(leadership.is_none());
@@ -118,8 +118,7 @@ fn stands(state: &mut Order<()>) -> Arc<QueuedThread> {
 }
 
 fn admits(state: &mut Order<()>, tenancy: &Arc<Tenancy>, mut leadership: Option<Leadership>) {
-    let terms = Terms::watched(LEASE);
-    let admitted = state.admit(Mode::Lock, tenancy, terms, &mut leadership, None, 0);
+    let admitted = state.admit(Mode::Lock, tenancy, &mut leadership, None, 0);
     assert!(matches!(admitted, Admission::Admitted(None)), "{admitted:?}");
     assert!(leadership.is_none());
 }
@@ -180,16 +179,13 @@ fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
     let mut state = Order::<()>::new();
     let thread = Thread::placeholder();
     let old = granted(&thread, 0);
-    state.admit(Mode::Lock, &old, Terms::watched(LEASE), &mut None, None, 0);
+    state.admit(Mode::Lock, &old, &mut None, None, 0);
     let entered = state.enter(&thread, NEED, true, OVER);
     assert!(matches!(entered, GateOutcome::Expired(_)), "{entered:?}");
     let new = granted(&thread, 0);
-    assert!(matches!(
-        state.admit(Mode::Lock, &new, Terms::watched(LEASE), &mut None, None, 0),
-        Admission::OtherHold(_)
-    ));
-    let (terms, gone) = (Terms::watched(LEASE), old.hold());
-    let admitted = state.admit(Mode::Lock, &new, terms, &mut None, Some(&gone), 0);
+    assert!(matches!(state.admit(Mode::Lock, &new, &mut None, None, 0), Admission::OtherHold(_)));
+    let gone = old.hold();
+    let admitted = state.admit(Mode::Lock, &new, &mut None, Some(&gone), 0);
     assert!(matches!(admitted, Admission::Admitted(Some(_))), "{admitted:?}");
 }
 
@@ -200,8 +196,7 @@ fn a_grant_asked_for_before_a_forced_unlock_is_not_ours() {
     let thread = Thread::placeholder();
     let mut leadership = leads(state.enter(&thread, NEED, true, 0));
     for (forced, held) in [(0, LED), (1, HELD)] {
-        let (granted, terms) = (granted(&thread, forced), Terms::watched(LEASE));
-        state.admit(Mode::Lock, &granted, terms, &mut leadership, None, 0);
+        state.admit(Mode::Lock, &granted(&thread, forced), &mut leadership, None, 0);
         assert_eq!(is(&state), held);
     }
 }
@@ -212,7 +207,7 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
         let mut state = Order::<()>::new();
         let [one, two] = [(); 2].map(|()| Thread::placeholder());
         let tenancy = granted(&one, 0);
-        state.admit(Mode::Lock, &tenancy, Terms::watched(LEASE), &mut None, None, 0);
+        state.admit(Mode::Lock, &tenancy, &mut None, None, 0);
         let seat = state.alone.seat.as_mut().unwrap();
         let before = seat.renewal_state();
         assert_eq!(seat.renewing(before).begins(Some(LEASE), OVER), None);

@@ -70,11 +70,10 @@ impl Gate {
     pub(crate) fn admit(
         &self,
         tenancy: &Arc<Tenancy>,
-        terms: Terms,
         leadership: &mut Option<Leadership>,
         gone: Option<&Arc<Hold>>,
     ) -> Admission {
-        self.at(|state, now| state.admit(self.mode, tenancy, terms, leadership, gone, now))
+        self.at(|state, now| state.admit(self.mode, tenancy, leadership, gone, now))
     }
 
     /// Ends the level `which` of `tenancy`, or the last level if `which` is `None`. The second

@@ -12,7 +12,7 @@ use super::gate::{Gate, GateQueue};
 use super::queue_entry::QueueEntry;
 use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Hold, Leaseholder, Renewing, Seat, Tenancy, Terms};
+use crate::hold::{Hold, Leaseholder, Renewing, Seat, Tenancy};
 use crate::lease::{Alarm, Cleanup, Renewal};
 use crate::name::Name;
 use crate::order::{Admission, LockNeed};
@@ -121,12 +121,11 @@ impl Site {
     pub(crate) fn admit(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
-        terms: Terms,
         leadership: &mut Option<Leadership>,
     ) -> Result<bool, Error> {
         let mut gone = None;
         loop {
-            match self.gate.admit(tenancy, terms, leadership, gone.as_ref()) {
+            match self.gate.admit(tenancy, leadership, gone.as_ref()) {
                 Admission::Admitted(stale) => {
                     self.watch(tenancy);
                     if let Some(seat) = stale {

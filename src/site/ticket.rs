@@ -134,7 +134,7 @@ impl Site {
                 // A late copy of the request takes no free lock, so the hold is not in doubt.
                 let hold = Hold::granted(owner, terms, lease, asked, false);
                 let mut live = Some(KeepsLive::Owner(live));
-                return self.adopted(&hold.with_details(details, None).of_live(&mut live), terms);
+                return self.adopted(&hold.with_details(details, None).of_live(&mut live));
             }
             Ok(Replied { reply, .. }) => {
                 // If the adopter's owner still has a hold from an earlier adoption, the client is
@@ -161,9 +161,9 @@ impl Site {
     }
 
     /// Begins the tenancy of an adopted hold.
-    fn adopted(self: &Arc<Self>, hold: &Arc<Hold>, terms: Terms) -> Result<Arc<Tenancy>, Error> {
+    fn adopted(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<Arc<Tenancy>, Error> {
         let tenancy = Arc::new(Tenancy::new(Arc::clone(hold), Thread::placeholder()));
-        let error = match self.admit(&tenancy, terms, &mut None) {
+        let error = match self.admit(&tenancy, &mut None) {
             Ok(true) => return Ok(tenancy),
             Ok(false) => Error::lost(&self.name, &hold.why_gone()),
             Err(error) => error,

@@ -29,7 +29,7 @@ fn try_take(site: &Arc<Site>) -> Option<Arc<Tenancy>> {
             let owner = site.core.id.next_owner();
             let hold = Hold::new(owner, TERMS, Asked::now(site), false);
             let tenancy = Arc::new(Tenancy::new(Arc::new(hold), thread));
-            let is_admitted = site.admit(&tenancy, TERMS, &mut Some(leadership)).unwrap();
+            let is_admitted = site.admit(&tenancy, &mut Some(leadership)).unwrap();
             assert!(is_admitted, "nobody else leads");
             Some(tenancy)
         }

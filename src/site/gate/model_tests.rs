@@ -212,7 +212,7 @@ impl Synchronizer for Visitor<'_> {
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         self.name.leads_no_more();
         let leadership = &mut leadership.leadership;
-        match self.name.gate.admit(&tenancy, claim.need.terms, leadership, None) {
+        match self.name.gate.admit(&tenancy, leadership, None) {
             Admission::Admitted(stale) => {
                 assert!(stale.is_none(), "one had the seat while another led");
                 Ok(Some(tenancy))

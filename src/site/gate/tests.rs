@@ -19,7 +19,7 @@ fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     let owner = ClientId::random().unwrap().next_owner();
     let hold = Hold::new(owner, NEED.terms, asked, false);
     let first = Arc::new(Tenancy::new(Arc::new(hold), one));
-    assert!(matches!(gate.admit(&first, NEED.terms, &mut None, None), Admission::Admitted(None)));
+    assert!(matches!(gate.admit(&first, &mut None, None), Admission::Admitted(None)));
     let reads = LockNeed { mode: Mode::Read, ..NEED };
     let GateOutcome::Joined(second) = gate.enter(&two, reads, false) else { panic!("not let in") };
     assert!(matches!(gate.leave(&first, None, None).0, LeaveOutcome::OthersStay));
@@ -37,9 +37,8 @@ fn a_thread_that_comes_back_to_a_lost_hold_takes_no_other_threads_seat() {
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
         Arc::new(Tenancy::new(Arc::new(hold), thread))
     });
-    let admit = |tenancy, leadership: &mut Option<Leadership>| {
-        gate.admit(tenancy, Terms::watched(LEASE), leadership, None)
-    };
+    let admit =
+        |tenancy, leadership: &mut Option<Leadership>| gate.admit(tenancy, leadership, None);
     assert!(matches!(admit(&first, &mut None), Admission::Admitted(None)));
     let LeaveOutcome::Release(mut left, mut leadership) = gate.leave_to_wait(&first).0 else {
         panic!("not left")

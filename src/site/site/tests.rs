@@ -9,7 +9,7 @@ use redlatch_testkit::{Server, wait_until};
 
 use super::*;
 use crate::config::ClientBuilder;
-use crate::hold::{GrantDetails, HoldState};
+use crate::hold::{GrantDetails, HoldState, Terms};
 use crate::lease::Task;
 use crate::runtime::Session;
 use crate::scripts::Chain;
@@ -28,7 +28,7 @@ fn admitted(site: &Arc<Site>, lease: Duration) -> Arc<Tenancy> {
     let (terms, owner) = (Terms::watched(lease), site.core.id.next_owner());
     let hold = Hold::new(owner, terms, Asked::now(site), false);
     let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Thread::current()));
-    assert!(site.admit(&tenancy, terms, &mut None).unwrap());
+    assert!(site.admit(&tenancy, &mut None).unwrap());
     tenancy
 }
 
@@ -90,7 +90,7 @@ fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
         let hold = Hold::granted(owner, terms, LEASE / 30, Asked::now(&site), false);
         let hold = Arc::new(hold.with_details(details, None));
         let tenancy = Arc::new(Tenancy::new(hold, Thread::current()));
-        assert!(site.admit(&tenancy, terms, &mut None).unwrap());
+        assert!(site.admit(&tenancy, &mut None).unwrap());
         // The server does not have the hold.
         site.leave(&tenancy, None, Leaving::Awaited).unwrap_err();
         let _before = site.alarm.lock().take();
