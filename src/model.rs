@@ -409,8 +409,7 @@ static ACQUIRE: LazyLock<String> =
 static ACQUIRE_HELD: LazyLock<String> =
     script!("lock/queue_up.lua", "lock/free.lua", LOCK_OWNER, "lock/acquire.lua");
 static TRY: LazyLock<String> = script!("lock/free.lua", LOCK_OWNER, "lock/try.lua");
-static RELEASE: LazyLock<String> =
-    script!("lock/unwanted.lua", "lock/hand_over.lua", LOCK, "lock/release.lua");
+static RELEASE: LazyLock<String> = script!("lock/hand_over.lua", LOCK, "lock/release.lua");
 static GIVE_UP: LazyLock<String> = script!(LOCK, "lock/give_up.lua");
 static FORCE_UNLOCK: LazyLock<String> = script!(LOCK_OWNER, "lock/force_unlock.lua");
 static FAIR_ACQUIRE: LazyLock<String> = script!(FAIR_OWNER, "fair/acquire.lua");

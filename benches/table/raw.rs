@@ -40,7 +40,6 @@ impl RawPair {
         );
         let release = call(
             concat!(
-                include_str!("../../lua/lock/unwanted.lua"),
                 include_str!("../../lua/lock/hand_over.lua"),
                 include_str!("../../lua/prelude.lua"),
                 include_str!("../../lua/hand_off.lua"),

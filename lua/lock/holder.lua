@@ -92,7 +92,7 @@ local function look()
 end
 
 -- Ends the hold of `owner`. Returns false if the owner has none, otherwise the result of `hand_on`.
--- (If the lock has no waiters, unwanted.lua has already released it.) DEL is the first write,
+-- (If the lock has no waiters, hand_over.lua has already released it.) DEL is the first write,
 -- because a server that is out of memory allows it.
 local function release(owner, since, count)
     local held = redis.pcall('hexists', lock, owner)

@@ -1,9 +1,9 @@
 -- Prepended to ../hand_off.lua in release.lua: frees a lock that has one holder and no waiters,
--- while the chain is younger than AGE (../hand_off.lua). (For plain locks, ../lock/unwanted.lua
+-- while the chain is younger than AGE (../hand_off.lua). (For plain locks, ../lock/hand_over.lua
 -- does the same.)
 --
--- Unlike ../lock/unwanted.lua, one HDEL cannot check the owner and free the lock: the hash also has
--- the mode, and may have other holders.
+-- Unlike in ../lock/hand_over.lua, one HDEL cannot check the owner and free the lock: the hash also
+-- has the mode, and may have other holders.
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 local since = tonumber(ARGV[3] or 0)
 if since <= 0 and since > -10 and redis.call('llen', KEYS[2]) == 0

@@ -34,7 +34,6 @@ static ACQUIRE_HELD: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
 static TRY: LazyLock<Script> =
     script!(takes; NUMBER_OR_LIST; "lock/free.lua", LOCK_OWNER, "lock/try.lua");
 static RELEASE: LazyLock<Script> = script!(NUMBER;
-    "lock/unwanted.lua",
     "lock/hand_over.lua",
     LOCK,
     "lock/release.lua"
@@ -537,9 +536,10 @@ mod tests {
         let said = |chain| since(chain, &mut [0; 20]).map(<[u8]>::to_vec);
         let script = include_str!("../../lua/hand_off.lua");
         assert!(script.contains(&format!("WINDOW, AGE = 4, {}\n", AGE / 1_000_000)));
+        let hand_over = include_str!("../../lua/lock/hand_over.lua");
         let shortcuts = [
-            (include_str!("../../lua/lock/unwanted.lua"), "since <= -AGE then"),
-            (include_str!("../../lua/lock/hand_over.lua"), "math.abs(now - since) < AGE)"),
+            (hand_over, "since <= -AGE or"),
+            (hand_over, "math.abs(now - since) >= AGE) then"),
             (include_str!("../../lua/read_write/unwanted.lua"), "since > -AGE and"),
         ];
         let age = (AGE / 1_000_000).to_string();

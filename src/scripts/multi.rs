@@ -17,7 +17,7 @@ static ACQUIRE: LazyLock<Script> =
 static WRITE_ACQUIRE: LazyLock<Script> =
     script!(takes; NUMBER_OR_LIST; ["read_write/free.lua"], "multi/acquire.lua");
 static RELEASE: LazyLock<Script> = script!(LIST;
-    ["lock/unwanted.lua", "lock/hand_over.lua", LOCK, "lock/release.lua"],
+    ["lock/hand_over.lua", LOCK, "lock/release.lua"],
     "multi/release.lua"
 );
 static WRITE_RELEASE: LazyLock<Script> = script!(LIST;

@@ -704,7 +704,6 @@ mod tests {
                 "lock/free.lua",
                 "lock/queue_up.lua",
                 "lock/try.lua",
-                "lock/unwanted.lua",
                 "lock/hand_over.lua",
                 "lock/release.lua",
                 "lock/give_up.lua",

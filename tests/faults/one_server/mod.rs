@@ -130,7 +130,6 @@ fn gives_back(bytes: &[u8]) -> bool {
         bytes,
         &[
             lock_script!(
-                "unwanted.lua",
                 "hand_over.lua",
                 "../prelude.lua",
                 "../hand_off.lua",

@@ -141,7 +141,6 @@ const ACQUIRE: &[&str] = &[
     ),
 ];
 const RELEASE: &[&str] = &[lock_script!(
-    "unwanted.lua",
     "hand_over.lua",
     "../prelude.lua",
     "../hand_off.lua",

@@ -361,7 +361,6 @@ fn the_works_result_comes_back_if_the_lock_was_held_to_its_end() {
     assert_eq!(error.kind(), ErrorKind::EndsTooSoon);
     // The outcome of the release is unknown. The work was done, so its result is returned.
     let release = redis::Script::new(concat!(
-        include_str!("../../../lua/lock/unwanted.lua"),
         include_str!("../../../lua/lock/hand_over.lua"),
         include_str!("../../../lua/prelude.lua"),
         include_str!("../../../lua/hand_off.lua"),

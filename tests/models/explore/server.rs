@@ -502,7 +502,7 @@ impl Server {
         self.told.push(Message::Public { by_writer });
     }
 
-    /// If `shortcut` is true, `unwanted.lua` and `hand_over.lua` run first.
+    /// If `shortcut` is true, `hand_over.lua` runs first.
     fn release(&mut self, owner: Owner, chain: Chain, shortcut: bool) -> Reply {
         let by_writer = self.is_read_write() && owner.writes;
         let says = chain.since > 0 || chain.since <= -AGE;

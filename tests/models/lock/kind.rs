@@ -13,7 +13,6 @@ use crate::simulated::wire::named;
 pub(crate) const TEXTS: Texts = &[
     (Script::Free, include_str!("../../../lua/lock/free.lua")),
     (Script::QueueUp, include_str!("../../../lua/lock/queue_up.lua")),
-    (Script::Unwanted, include_str!("../../../lua/lock/unwanted.lua")),
     (Script::HandOver, include_str!("../../../lua/lock/hand_over.lua")),
     (Script::Prelude, include_str!("../../../lua/prelude.lua")),
     (Script::HandOff, include_str!("../../../lua/hand_off.lua")),
