@@ -50,8 +50,8 @@ end
 
 local all = #lacks(random) == 0 and #lacks('{' .. random .. '}') == 0
 local lacking, at = {}, 1
-while not all and #lacking == 0 and at <= #KEYS do
-    lacking, at = lacks(--[[OWN NAME]]), at + --[[KEYS OF A NAME]]
+while not all and #lacking == 0 and at <= --[[NAMES]] do
+    lacking, at = lacks(--[[OWN NAME]]), at + 1
 end
 if #lacking > 0 then
     local more = #lacking > 4 and ' and ' .. #lacking - 4 .. ' more' or ''

@@ -1,15 +1,13 @@
 -- Takes several locks of one kind, all or none. If another owner holds or waits for one of the
 -- locks, the script takes none.
 --
--- Comes after the function `one`, which takes a free lock without waiters: ../lock/free.lua or
--- ../read_write/free.lua.
---
--- KEYS for each lock, one after the other: the lock, the queue, the window, and the last fencing
---      token if the locks have tokens
+-- KEYS the locks, their queues, their windows, and their last fencing tokens if the locks have
+--      tokens
 -- ARGV 1 lease in ms, 2… the owner for each lock
--- reply: the list of the locks' replies (0 or above, as in ../lock/acquire.lua) = all are taken;
---        nil = no lock is taken, because an owner of another client holds one of them; 0 = no lock
---        is taken for another reason, and the client asks for one lock after the other
+-- reply: the number of the locks = all are taken, each with the reply 0 (as in
+--        ../lock/acquire.lua); a list of the locks' replies (0 or above) = all are taken; nil = no
+--        lock is taken, because an owner of another client holds one of them; 0 = no lock is taken
+--        for another reason, and the client asks for one lock after the other
 --
 -- The script checks all locks before it changes one, and takes no lock that has a queue or a
 -- window. If the server refuses a command after the first change, the script frees the locks that
@@ -19,48 +17,70 @@
 -- The request may be sent again. A lock that its owner already has counts as free, because the
 -- first copy of the request has taken the lock. (The client counts the lease from the time before
 -- it sent the first copy.)
-local all = #ARGV - 1
-local size = #KEYS / all
-
-local function keys_of(i)
-    return {unpack(KEYS, (i - 1) * size + 1, i * size)}
-end
-
--- Returns whether an owner of another client holds this lock. (An owner of this client does not
--- count: its release may be on the way over another connection.)
-local function is_taken(lock, owner)
-    local fields = redis.pcall('hrandfield', lock, 2)
-    local who = fields[1]
-    return who and not fields[2] and string.match(who, '^[%x-]+:()%d+$') == 38
-        and string.sub(who, 1, 36) ~= string.sub(owner, 1, 36) and redis.call('pttl', lock) >= 0
-end
-
--- Takes new tokens for a lock that the first copy has taken, and returns the lock's reply.
-local function again(keys)
-    local places, token = redis.call('llen', keys[2]), keys[4] and redis.call('incrby', keys[4], 1024)
-    return token and {places, token} or places
-end
-
-local had, replies = {}, {}
-for i = 1, all do
-    local keys, owner = keys_of(i), ARGV[i + 1]
-    if redis.pcall('exists', keys[1], keys[2], keys[3]) ~= 0 then
-        had[i] = redis.pcall('hexists', keys[1], owner) == 1
-        if not had[i] then
-            return not is_taken(keys[1], owner) and 0 or nil
+--
+-- Usually all locks are free. For this case the script makes no function and no table, because
+-- these cost as much as the commands. (As in ../lock/free.lua, the names are local and the
+-- arguments are strings.)
+local redis, KEYS, ARGV = redis, KEYS, ARGV
+local all, lease = #ARGV - 1, ARGV[1]
+local writes, has_tokens = string.sub(ARGV[2], -6) == ':write', #KEYS == 4 * all
+-- had: the locks that the first copy has taken, or nil if it has taken none.
+local had, replies
+if redis.pcall('exists', unpack(KEYS, 1, 3 * all)) ~= 0 then
+    had = {}
+    for i = 1, all do
+        local lock, owner = KEYS[i], ARGV[i + 1]
+        if redis.pcall('exists', lock, KEYS[all + i], KEYS[2 * all + i]) ~= 0 then
+            had[i] = redis.pcall('hexists', lock, owner) == 1
+            if not had[i] then
+                -- Tell the client if an owner of another client holds this lock. (An owner of this
+                -- client does not count: its release may be on the way over another connection.)
+                local fields = redis.pcall('hrandfield', lock, 2)
+                local who = fields[1]
+                local is_taken = who and not fields[2] and string.match(who, '^[%x-]+:()%d+$') == 38
+                    and string.sub(who, 1, 36) ~= string.sub(owner, 1, 36)
+                    and redis.call('pttl', lock) >= 0
+                return not is_taken and 0 or nil
+            end
         end
     end
 end
+-- A missing right to TIME must be reported even if there are no waiters (../read_write/free.lua).
+if writes and not redis.acl_check_cmd('time') then
+    return 0
+end
+if had or has_tokens then
+    replies = {}
+end
 for i = 1, all do
-    local _, reply = pcall(had[i] and again or one, keys_of(i), {ARGV[1], ARGV[i + 1]})
-    if type(reply) ~= 'number' and (type(reply) ~= 'table' or reply.err) then
+    local lock, owner, is_taken = KEYS[i], ARGV[i + 1], had and had[i]
+    local places = is_taken and redis.pcall('llen', KEYS[all + i]) or 0
+    local token = has_tokens and redis.pcall('incrby', KEYS[3 * all + i], '1024')
+    if token and (type(token) ~= 'number' or token < 1024 or token >= 2^53) then
+        if type(token) == 'number' and token < 1024 then
+            -- Undo the INCRBY: the request for this lock alone refuses a negative value.
+            redis.pcall('incrby', KEYS[3 * all + i], '-1024')
+        end
+        is_taken = false
+    elseif is_taken then
+        is_taken = type(places) == 'number'
+    elseif writes then
+        is_taken = redis.pcall('hset', lock, 'mode', 'write', owner, '1') == 2
+            and redis.pcall('pexpire', lock, lease) == 1
+    else
+        is_taken = redis.pcall('hset', lock, owner, '1') == 1
+            and redis.pcall('pexpire', lock, lease) == 1
+    end
+    if not is_taken then
         for j = 1, i do
-            if not had[j] then
-                redis.pcall('del', keys_of(j)[1])
+            if not (had and had[j]) then
+                redis.pcall('del', KEYS[j])
             end
         end
         return 0
     end
-    replies[i] = reply
+    if replies then
+        replies[i] = token and {places, token} or places
+    end
 end
-return replies
+return replies or all

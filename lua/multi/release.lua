@@ -1,21 +1,26 @@
 -- Releases several locks of one kind, as one ../lock/release.lua for each lock would do.
 --
--- Comes after the function `one`, which releases a lock: ../lock/release.lua with the files that
--- are prepended to it.
+-- Comes after unwanted.lua and after the function `one`, which releases a lock: ../lock/release.lua
+-- with the files that are prepended to it.
 --
 -- KEYS see acquire.lua
--- ARGV for each lock, one after the other: the five arguments of ../lock/release.lua
--- reply: the list of the locks' replies: nil or a number as in ../lock/release.lua; -1 = an error,
---        which a release of that lock alone would return
-local size, replies = #KEYS / (#ARGV / 5), {}
-for i = 1, #ARGV / 5 do
-    local keys = {unpack(KEYS, (i - 1) * size + 1, i * size)}
-    local is_done, reply = pcall(one, keys, {unpack(ARGV, i * 5 - 4, i * 5)})
-    -- (Redis would end the list at a nil, but sends false as nil.)
-    if not is_done or type(reply) == 'table' then
-        replies[i] = -1
+-- ARGV 1 the number of the locks, 2 number of the database, then the owners of all locks, and their
+--      public channels. If one of the locks has a chain, the beginnings of all chains follow, and
+--      their counts (see ../lock/release.lua; two zeros for a lock without a chain)
+-- reply: 0 = the reply of each lock is 0; otherwise the list of the locks' replies: nil or a number
+--        as in ../lock/release.lua; -1 = an error, which a release of that lock alone would return
+local replies = {}
+for i = 1, all do
+    local other = others and others[i]
+    if seen and other ~= false then
+        replies[i] = other or 0
     else
-        replies[i] = reply or false
+        local keys = {KEYS[i], KEYS[all + i], KEYS[2 * all + i], KEYS[3 * all + i]}
+        local since, count = ARGV[2 + 2 * all + i] or '0', ARGV[2 + 3 * all + i] or '0'
+        local is_done, reply =
+            pcall(one, keys, {ARGV[2 + i], ARGV[2 + all + i], since, count, ARGV[2]})
+        -- (Redis would end the list at a nil, but sends false as nil.)
+        replies[i] = (not is_done or type(reply) == 'table') and -1 or reply or false
     end
 end
 return replies

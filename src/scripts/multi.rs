@@ -12,15 +12,14 @@ use super::{
     Mode, Owner, Replied, Rights, Trouble, accepted, granted, millis, needing, unexpected,
 };
 
-static ACQUIRE: LazyLock<Script> =
-    script!(takes; NUMBER_OR_LIST; ["lock/free.lua"], "multi/acquire.lua");
-static WRITE_ACQUIRE: LazyLock<Script> =
-    script!(takes; NUMBER_OR_LIST; ["read_write/free.lua"], "multi/acquire.lua");
-static RELEASE: LazyLock<Script> = script!(LIST;
+static ACQUIRE: LazyLock<Script> = script!(takes; NUMBER_OR_LIST; "multi/acquire.lua");
+static RELEASE: LazyLock<Script> = script!(NUMBER_OR_LIST;
+    "multi/unwanted.lua",
     ["lock/hand_over.lua", LOCK, "lock/release.lua"],
     "multi/release.lua"
 );
-static WRITE_RELEASE: LazyLock<Script> = script!(LIST;
+static WRITE_RELEASE: LazyLock<Script> = script!(NUMBER_OR_LIST;
+    "multi/unwanted.lua",
     ["read_write/unwanted.lua", READ_WRITE, "lock/release.lua"],
     "multi/release.lua"
 );
@@ -45,15 +44,19 @@ pub(crate) fn acquire(
     let Some((first, _)) = locks.first() else {
         return Ok(Replied::counts(AllAcquired::Refused, false));
     };
-    let script = if first.keys.mode == Mode::Lock { &ACQUIRE } else { &WRITE_ACQUIRE };
     let owners: Vec<_> = locks.iter().map(|(_, owner)| owner.text()).collect();
     let mut digits = [0; 20];
-    let mut arguments = vec![Pieces::from(millis(lease, &mut digits))];
+    let mut arguments = Vec::with_capacity(1 + locks.len());
+    arguments.push(Pieces::from(millis(lease, &mut digits)));
     arguments.extend(owners.iter().map(|owner| Pieces::from(&**owner)));
-    let command = command(script, locks.iter().map(|(lock, _)| *lock), &arguments);
+    let command = command(&ACQUIRE, locks.iter().map(|(lock, _)| *lock), &arguments);
     let command = needing(command, first.rights());
     let (outcome, in_doubt) = first.route.call_twice(&command, || command.clone());
+    let alone = Acquired::Granted { already: false, places: 0, tokens: None };
     granted(outcome, in_doubt, first.rights(), |reply| match reply {
+        Value::Int(count) if usize::try_from(count) == Ok(locks.len()) => {
+            Ok(AllAcquired::Granted(vec![alone; locks.len()]))
+        }
         Value::Array(parts) if parts.len() == locks.len() => {
             let parts: Result<_, _> = parts.into_iter().map(acquired).collect();
             parts.map(AllAcquired::Granted)
@@ -71,22 +74,7 @@ pub(crate) fn release(
     route: &Route,
     locks: &[(LockScripts<'_>, Owner, Chain)],
 ) -> Result<(Vec<Option<Released>>, bool), Trouble> {
-    let mode = locks.first().map_or(Mode::Lock, |(lock, ..)| lock.keys.mode);
-    let script = if mode == Mode::Lock { &RELEASE } else { &WRITE_RELEASE };
-    let mut texts: Vec<Vec<u8>> = Vec::with_capacity(5 * locks.len());
-    for (lock, owner, chain) in locks {
-        let (mut start, mut count) = ([0; 20], [0; 20]);
-        // Two zeros are sent if there is no chain.
-        let [start, count] = match since(*chain, &mut start) {
-            Some(start) => [start, decimal(chain.count.into(), &mut count)],
-            None => [&b"0"[..]; 2],
-        };
-        let (public, database) = (lock.keys.public().to_string(), lock.database.to_string());
-        let all = [&*owner.text(), public.as_bytes(), start, count, database.as_bytes()];
-        texts.extend(all.map(<[u8]>::to_vec));
-    }
-    let arguments: Vec<_> = texts.iter().map(|text| Pieces::from(&**text)).collect();
-    let command = command(script, locks.iter().map(|(lock, ..)| *lock), &arguments);
+    let command = release_command(locks);
     let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
     match all_released(outcome, locks.len()) {
         Ok(released) => Ok((released, in_doubt)),
@@ -95,29 +83,63 @@ pub(crate) fn release(
     }
 }
 
-fn all_released(outcome: Outcome, count: usize) -> Result<Vec<Option<Released>>, Trouble> {
+/// Returns the command that [`release`] sends.
+pub(crate) fn release_command(locks: &[(LockScripts<'_>, Owner, Chain)]) -> Command {
+    let first = locks.first().map(|(lock, ..)| lock);
+    let (mode, database) = first.map_or((Mode::Lock, 0), |it| (it.keys.mode, it.database));
+    let script = if mode == Mode::Lock { &RELEASE } else { &WRITE_RELEASE };
+    let owners: Vec<_> = locks.iter().map(|(_, owner, _)| owner.text()).collect();
+    let mut digits = [[0; 20]; 2];
+    let [all, number] = &mut digits;
+    let mut arguments = Vec::with_capacity(2 + 4 * locks.len());
+    arguments.push(Pieces::from(decimal(locks.len() as u64, all)));
+    arguments.push(decimal(database.unsigned_abs(), number).into());
+    arguments.extend(owners.iter().map(|owner| Pieces::from(&**owner)));
+    arguments.extend(locks.iter().map(|(lock, ..)| lock.keys.public()));
+    let chains: Vec<_> = locks.iter().map(|(.., chain)| sent(*chain)).collect();
+    let (since, counts): (Vec<_>, Vec<_>) = if chains.iter().any(Option::is_some) {
+        let nothing = || (b"0".to_vec(), b"0".to_vec());
+        chains.into_iter().map(|chain| chain.unwrap_or_else(nothing)).unzip()
+    } else {
+        (Vec::new(), Vec::new())
+    };
+    arguments.extend(since.iter().chain(&counts).map(|text| Pieces::from(&**text)));
+    command(script, locks.iter().map(|(lock, ..)| *lock), &arguments)
+}
+
+/// Returns the two arguments of a chain, or `None` if no chain is sent.
+fn sent(chain: Chain) -> Option<(Vec<u8>, Vec<u8>)> {
+    let (mut start, mut count) = ([0; 20], [0; 20]);
+    let start = since(chain, &mut start)?;
+    Some((start.to_vec(), decimal(chain.count.into(), &mut count).to_vec()))
+}
+
+/// Reads the reply to a release of this number of locks.
+pub(crate) fn all_released(
+    outcome: Outcome,
+    count: usize,
+) -> Result<Vec<Option<Released>>, Trouble> {
     let read = |reply| match reply {
         Value::Int(-1) => Ok(None),
         reply => released(Ok(reply), Rights::Locks).map(Some),
     };
     match accepted(outcome, Rights::Locks)? {
+        Value::Int(0) => Ok(vec![Some(Released::Done); count]),
         Value::Array(parts) if parts.len() == count => parts.into_iter().map(read).collect(),
         other => Err(unexpected(&other)),
     }
 }
 
-/// Makes the command with the keys of all locks, one lock after the other. All locks have the same
-/// number of keys.
+/// Makes the command with the keys of all locks: the first key of each lock, then the second key of
+/// each lock, and so on. All locks have the same number of keys.
 fn command<'a>(
     script: &'static LazyLock<Script>,
     locks: impl Iterator<Item = LockScripts<'a>>,
     arguments: &[Pieces<'a>],
 ) -> Command {
-    let (mut keys, mut count) = (Vec::new(), 0);
-    for lock in locks {
-        let (all, of_each) = lock.keys.of_scripts();
-        keys.extend_from_slice(&all[..of_each]);
-        count = of_each;
-    }
-    Command::script(script, &keys, arguments).of_names(count)
+    let each: Vec<_> = locks.map(|lock| lock.keys.of_scripts()).collect();
+    let of_each = each.first().map_or(0, |(_, count)| *count);
+    let keys: Vec<_> =
+        (0..of_each).flat_map(|at| each.iter().map(move |(keys, _)| keys[at])).collect();
+    Command::script(script, &keys, arguments).of_names(of_each)
 }

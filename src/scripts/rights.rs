@@ -528,11 +528,11 @@ impl KindRights {
             }
             _ => "KEYS[at]",
         };
-        // A request for locks of these kinds may name several locks.
-        let keys_of_name = match self.rights {
-            Rights::Locks | Rights::ReadWriteLocks => "3",
-            Rights::FencedLocks => "4",
-            _ => "#KEYS",
+        // A request for locks of these kinds may name several locks, and the names come first.
+        let names = match self.rights {
+            Rights::Locks | Rights::ReadWriteLocks => "#KEYS / 3",
+            Rights::FencedLocks => "#KEYS / 4",
+            _ => "1",
         };
         let own_channel = if self.bare.contains(&"pubsub") {
             "    ask('publish', 'redisson_lock__channel:{redlatch:' .. '}', '')\n    \
@@ -543,7 +543,7 @@ impl KindRights {
         include_str!("../../lua/rights.lua")
             .replace("--[[ROWS]]", &rows)
             .replace("--[[OWN NAME]]", own)
-            .replace("--[[KEYS OF A NAME]]", keys_of_name)
+            .replace("--[[NAMES]]", names)
             .replace("--[[OWN CHANNEL]]", own_channel)
     }
 }
@@ -713,6 +713,7 @@ mod tests {
                 "lock/ticket.lua",
                 "lock/adopt.lua",
                 "multi/acquire.lua",
+                "multi/unwanted.lua",
                 "multi/release.lua"
             )
         };
@@ -734,6 +735,7 @@ mod tests {
                     "lock/release.lua",
                     "lock/give_up.lua",
                     // (`multi/acquire.lua` also runs the commands for the tokens of fenced locks.)
+                    "multi/unwanted.lua",
                     "multi/release.lua"
                 ),
             ),

@@ -286,6 +286,7 @@ impl Command {
     }
 
     /// Notes that the call has the keys of several names, with `keys_of_name` keys for each name.
+    /// The first keys of all names come first.
     #[must_use]
     pub fn of_names(self, keys_of_name: usize) -> Self {
         Self { keys_of_name, ..self }
@@ -297,7 +298,7 @@ impl Command {
             let (count, keys) = next_part(&self.bytes[call.rest..])?;
             let count: usize = str::from_utf8(count).ok()?.parse().ok()?;
             let keys = std::iter::successors(next_part(keys), |(_, rest)| next_part(rest));
-            Some(keys.map(|(key, _)| key).take(count).step_by(self.keys_of_name))
+            Some(keys.map(|(key, _)| key).take(count / self.keys_of_name))
         });
         let one = if keys.is_none() { self.key() } else { None };
         keys.into_iter().flatten().chain(one)

@@ -1,0 +1,32 @@
+-- Prepended to release.lua: frees locks whose queues are all empty, while the client sends no chain
+-- (../lock/hand_over.lua).
+--
+-- The rest of the script would do the same, but creating its functions and tables costs as much as
+-- these commands.
+local redis, KEYS, ARGV = redis, KEYS, ARGV
+local all = tonumber(ARGV[1])
+local writes = string.sub(ARGV[3], -6) == ':write'
+-- The replies of the locks that this part has seen, other than 0; false = the rest of the script
+-- must release this lock. (`seen` is nil if this part has seen no lock.)
+local seen, others
+if #ARGV == 2 + 2 * all and redis.pcall('exists', unpack(KEYS, all + 1, 2 * all)) == 0 then
+    seen = true
+    for i = 1, all do
+        local lock, owner, public, is_held = KEYS[i], ARGV[2 + i], ARGV[2 + all + i]
+        if writes then
+            is_held = redis.pcall('hexists', lock, owner) == 1 and redis.pcall('hlen', lock) == 2
+                and redis.pcall('del', lock) == 1
+        else
+            is_held = redis.pcall('hdel', lock, owner) == 1
+        end
+        local told = is_held and redis.pcall('publish', public, writes and '1' or '0')
+        if type(told) ~= 'number' then
+            others = others or {}
+            others[i] = is_held and 5 or false
+        end
+    end
+    if not others then
+        return 0
+    end
+end
+
