@@ -177,7 +177,7 @@ impl GuardLevels {
         let mut held = std::mem::take(&mut self.held);
         held.reverse();
         match self.rule {
-            Rule::All => match HeldLock::leave_all(held) {
+            Rule::All => match HeldLock::leave_all(held, Leaving::Awaited) {
                 Ok(left) => self.ended(left),
                 Err(held) => self.ended(unlock(held.into_iter())),
             },
@@ -226,8 +226,9 @@ fn unlock(held: impl Iterator<Item = HeldLock>) -> impl Iterator<Item = Result<(
 
 impl Drop for GuardLevels {
     fn drop(&mut self) {
-        while let Some(last) = self.held.pop() {
-            drop(last);
-        }
+        let mut held = std::mem::take(&mut self.held);
+        held.reverse();
+        // If each level needs its own request, the drop of each level posts it.
+        drop(HeldLock::leave_all(held, Leaving::Posted));
     }
 }
