@@ -35,6 +35,7 @@ impl ModelServer {
         let locks = [&*ACQUIRE, &ACQUIRE_HELD, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &RENEW];
         let fair = [&*FAIR_ACQUIRE, &FAIR_TRY, &FAIR_RELEASE, &FAIR_GIVE_UP, &FAIR_FORCE_UNLOCK];
         let mut scripts: Vec<_> = locks.into_iter().chain(fair).cloned().collect();
+        scripts.extend([&*ACQUIRE_ALL, &RELEASE_ALL].map(String::clone));
         scripts.extend(read_write::scripts());
         scripts.push(EVAL.whole(Mode::Lock).1.clone());
         let redis = Redis::new(Locks::default(), scripts);
@@ -221,6 +222,20 @@ impl ModelStep<'_> {
             self.acquire(key, &arguments[4], false)
         } else if sha == *RELEASE {
             self.release(key, &arguments[3], &arguments[4])
+        } else if sha == *ACQUIRE_ALL {
+            // The arguments are three keys for each lock, the lease, and the owners.
+            let all = (arguments.len() - 1) / 4;
+            self.acquire_all(&arguments[..all], &arguments[arguments.len() - all..])
+        } else if sha == *RELEASE_ALL {
+            // The arguments are three keys for each lock, two numbers, the owners and the channels.
+            let all = (arguments.len() - 2) / 5;
+            let owners = &arguments[3 * all + 2..];
+            let replies = (0..all).map(|at| {
+                let reply = self.release(&arguments[at], &owners[at], &owners[all + at]);
+                self.peers.changed(&arguments[at]);
+                reply
+            });
+            Value::Array(replies.collect())
         } else if sha == *GIVE_UP {
             self.queues.entry(key.clone()).or_default().retain(|other| *other != arguments[3]);
             self.release(key, &arguments[3], &arguments[4])
@@ -372,6 +387,24 @@ impl ModelStep<'_> {
         numbers(&[self.now, 30_000, at, 0, i64::from(place.is_none())])
     }
 
+    /// Takes all these locks or none.
+    fn acquire_all(&mut self, keys: &[Vec<u8>], owners: &[Vec<u8>]) -> Value {
+        for (key, owner) in keys.iter().zip(owners) {
+            let waits = self.queues.get(key).is_some_and(|queue| !queue.is_empty());
+            match self.locks.get(key) {
+                Some(holder) if holder == owner => {}
+                None if !waits => {}
+                holder => {
+                    *self.refusals += 1;
+                    let is_taken = holder.is_some_and(|holder| holder[..36] != owner[..36]);
+                    return if is_taken { Value::Nil } else { Value::Int(0) };
+                }
+            }
+        }
+        self.locks.extend(keys.iter().cloned().zip(owners.iter().cloned()));
+        Value::Int(keys.len() as i64)
+    }
+
     fn release(&mut self, key: &[u8], owner: &[u8], channel: &[u8]) -> Value {
         if self.locks.get(key).is_none_or(|holder| holder != owner) {
             return Value::Nil;
@@ -410,6 +443,12 @@ static ACQUIRE_HELD: LazyLock<String> =
     script!("lock/queue_up.lua", "lock/free.lua", LOCK_OWNER, "lock/acquire.lua");
 static TRY: LazyLock<String> = script!("lock/free.lua", LOCK_OWNER, "lock/try.lua");
 static RELEASE: LazyLock<String> = script!("lock/hand_over.lua", LOCK, "lock/release.lua");
+static ACQUIRE_ALL: LazyLock<String> = script!("multi/acquire.lua");
+static RELEASE_ALL: LazyLock<String> = script!(
+    "multi/unwanted.lua",
+    ["lock/hand_over.lua", LOCK, "lock/release.lua"],
+    "multi/release.lua"
+);
 static GIVE_UP: LazyLock<String> = script!(LOCK, "lock/give_up.lua");
 static FORCE_UNLOCK: LazyLock<String> = script!(LOCK_OWNER, "lock/force_unlock.lua");
 static FAIR_ACQUIRE: LazyLock<String> = script!(FAIR_OWNER, "fair/acquire.lua");

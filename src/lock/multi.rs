@@ -22,6 +22,8 @@ use self::levels::Rule;
 
 mod guard;
 mod levels;
+#[cfg(all(test, models))]
+mod model_tests;
 mod quorum;
 mod votes;
 
