@@ -24,7 +24,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
 use redlatch_client::sync::{Condvar, Mutex, clock};
-use redlatch_client::{HealthNews, Lane, Node};
+use redlatch_client::{HealthNews, Lane, Look, Node};
 
 use self::callbacks::Callbacks;
 pub(crate) use self::cleanup::{Cleanup, Debtor, KeepAlive};
@@ -41,7 +41,9 @@ const BUCKETS: usize = 1_024;
 /// a sleep stops, but leases do not.
 const LONGEST_SLEEP: u64 = 1_000;
 /// The time after which the renewer reads a reply for which no caller waits.
-const LOOK_AFTER: u64 = 20_000_000;
+const LOOK_AFTER: Duration = Duration::from_millis(20);
+/// The time after which the watchdog looks again at a lane if callers read the replies to its posts.
+const LOOK_LATER: Duration = Duration::from_millis(100);
 /// The time after which a task that panicked is called again.
 const AFTER_A_PANIC: u64 = 100_000_000;
 
@@ -172,9 +174,13 @@ impl Watchdog {
         drop(cancelled);
     }
 
-    /// Makes the renewer read a lane's replies after [`LOOK_AFTER`].
+    /// Makes the renewer read a lane's replies after [`LOOK_AFTER`], unless callers have read them.
     pub(crate) fn service(&self, lane: &Arc<Lane>) {
-        self.insert(clock::now() + LOOK_AFTER, WheelItem::Lane(Arc::clone(lane)));
+        self.look(Arc::clone(lane), LOOK_AFTER);
+    }
+
+    fn look(&self, lane: Arc<Lane>, after: Duration) {
+        self.insert(clock::now() + clock::nanos(after), WheelItem::Lane(lane));
     }
 
     /// Returns a function for the case that the server may have lost its data. The function renews
@@ -335,7 +341,12 @@ impl Watchdog {
                             }
                         }
                     }
-                    WheelItem::Lane(lane) => lanes.push(lane),
+                    WheelItem::Lane(lane) => match lane.look(LOOK_AFTER) {
+                        Look::Service => lanes.push(lane),
+                        Look::Soon => self.look(lane, LOOK_AFTER),
+                        Look::Later => self.look(lane, LOOK_LATER),
+                        Look::Done => {}
+                    },
                 }
             }
             self.callbacks.start_again();

@@ -9,8 +9,8 @@ use std::time::Duration;
 use redis::Value;
 use redlatch_client::sync::{Mutex, explore};
 use redlatch_client::{
-    CancelToken, Command, Endpoint, Failure, Lane, Limit, Outcome, Posted, ReplyReceiver, Script,
-    Settings, was_cut,
+    CancelToken, Command, Endpoint, Failure, Lane, Limit, Look, Outcome, Posted, ReplyReceiver,
+    Script, Settings, was_cut,
 };
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
@@ -168,12 +168,18 @@ impl Play {
     /// The background thread, which looks if it was asked.
     fn background(&self) {
         for _ in 0..LOOKS {
-            if self.asked.swap(0, Ordering::SeqCst) > 0
-                && !self.lane.service(MINUTE, MINUTE)
-                && self.lane.request_service() == Posted::NeedsService
-            {
-                // Another thread combines, or there is more to do, so look again.
-                self.asked.fetch_add(1, Ordering::SeqCst);
+            if self.asked.swap(0, Ordering::SeqCst) > 0 {
+                let patience = [Duration::ZERO, MINUTE][thread_rng().gen_range(0..2)];
+                let again = match self.lane.look(patience) {
+                    // Another thread combines, or there is more to do, so look again.
+                    Look::Service => {
+                        !self.lane.service(MINUTE, MINUTE)
+                            && self.lane.request_service() == Posted::NeedsService
+                    }
+                    Look::Soon | Look::Later => true,
+                    Look::Done => false,
+                };
+                self.asked.fetch_add(again.into(), Ordering::SeqCst);
             }
             thread::yield_now();
         }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use super::link::{Link, Outgoing, ReplyReceiver};
 use super::outcome::{Cause, Failure};
 use super::{Command, Endpoint, Limit};
-use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{IS_MODEL, Mutex, Waker};
 
 mod call;
@@ -38,14 +38,19 @@ pub struct Lane {
     endpoint: Arc<Endpoint>,
     state: Mutex<LaneState>,
     /// Whether the background thread has been asked to call [`service`](Self::service) and has not
-    /// begun this call.
-    look_requested: AtomicBool,
+    /// begun this call: [`NOT_ASKED`], [`ASKED`] or [`ASKED_AGAIN`].
+    asked: AtomicU8,
     /// The number of posted releases of permits without a reply. This number must be well below
     /// [`MOST_UNREAD`].
     pub permits_posted: AtomicUsize,
     /// The time of the last reply to a change of a semaphore over this lane.
     pub permits_answered: AtomicU64,
 }
+
+/// The values of [`Lane::asked`]. `ASKED_AGAIN`: there was a post since the last [look](Lane::look).
+const NOT_ASKED: u8 = 0;
+const ASKED: u8 = 1;
+const ASKED_AGAIN: u8 = 2;
 
 #[derive(Default)]
 struct LaneState {
@@ -112,6 +117,19 @@ pub struct LaneRest {
     pub has_room: bool,
 }
 
+/// What a thread that has [looked](Lane::look) at a lane does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// The background thread must call [`service`](Lane::service).
+    Service,
+    /// Look again soon, because a reply may be owed.
+    Soon,
+    /// Look again later: callers read the replies to the posts.
+    Later,
+    /// Nothing. The next post asks again.
+    Done,
+}
+
 /// The state of a posted command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
@@ -127,7 +145,7 @@ impl Lane {
         Self {
             endpoint,
             state: Mutex::default(),
-            look_requested: AtomicBool::new(false),
+            asked: AtomicU8::new(NOT_ASKED),
             permits_posted: AtomicUsize::new(0),
             permits_answered: AtomicU64::new(0),
         }
@@ -181,6 +199,36 @@ impl Lane {
         self.request_service()
     }
 
+    /// Decides whether the background thread, which was asked for a [`service`](Self::service), must
+    /// call `service` now. Usually a caller has already read the replies to all posts, together with
+    /// its own reply. While there are more posts, the lane must be looked at again, so that a post
+    /// need not ask. Does no I/O.
+    ///
+    /// `patience`: how long a reply may be owed before the background thread reads it.
+    pub fn look(&self, patience: Duration) -> Look {
+        let state = self.state.lock();
+        if state.combining {
+            return Look::Soon;
+        }
+        if !state.queue.is_empty() {
+            return Look::Service;
+        }
+        match state.link.as_deref().filter(|link| link.owed() > 0) {
+            Some(link) if link.owes_for() >= patience => Look::Service,
+            Some(_) => Look::Soon,
+            // A post changes `asked` after it has written. So if this thread overwrites the change,
+            // the reply to that post has already been read.
+            None if self.asked.load(Ordering::Acquire) == ASKED_AGAIN => {
+                self.asked.store(ASKED, Ordering::Release);
+                Look::Later
+            }
+            None => {
+                self.asked.store(NOT_ASKED, Ordering::Release);
+                Look::Done
+            }
+        }
+    }
+
     /// Writes the unwritten bytes and the queued commands, as far as the connection accepts them at
     /// once, then reads owed replies. The background thread calls this, and so does a caller that
     /// needs a post's outcome. Closes a connection that has accepted no byte for
@@ -200,7 +248,7 @@ impl Lane {
         let is_time = |link: &Link| patience.is_zero() || link.waits() <= patience;
         let mut state = self.state.lock();
         // Clear the flag before the reads: a later post must request a new call.
-        self.look_requested.store(false, Ordering::Release);
+        self.asked.store(NOT_ASKED, Ordering::Release);
         let reads = state.link.as_deref().is_none_or(is_time);
         let writes = reads || state.link.as_deref().is_some_and(Link::has_unwritten);
         if state.combining || !writes {
@@ -302,10 +350,9 @@ impl Lane {
     /// Notes that a thread must call [`service`](Self::service). Returns whether a thread has
     /// already been asked.
     pub fn request_service(&self) -> Posted {
-        if self.look_requested.swap(true, Ordering::AcqRel) {
-            Posted::LookedAfter
-        } else {
-            Posted::NeedsService
+        match self.asked.swap(ASKED_AGAIN, Ordering::AcqRel) {
+            NOT_ASKED => Posted::NeedsService,
+            _ => Posted::LookedAfter,
         }
     }
 

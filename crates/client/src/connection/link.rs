@@ -217,6 +217,11 @@ impl Link {
         self.owed.len()
     }
 
+    /// Returns the length of the server's present silence, if a reply is owed.
+    pub(super) fn owes_for(&self) -> Duration {
+        self.owes_since.elapsed()
+    }
+
     /// Reads the owed replies, writes `command`, and reads its reply.
     ///
     /// After a failure that [breaks the link](Failure::is_the_links), the link must not be used.

@@ -43,7 +43,7 @@ pub(crate) use health::Health;
 pub use health::{HealthNews, ServerEvent};
 #[cfg(models)]
 pub use lane::LaneRest;
-pub use lane::{Lane, Posted};
+pub use lane::{Lane, Look, Posted};
 pub use limit::{Limit, Limited, was_cut, was_cut_while_answering};
 pub use link::{Link, ReplyReceiver};
 pub use login::{connection_name, host_name};
