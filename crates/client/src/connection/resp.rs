@@ -194,7 +194,12 @@ fn length(line: &[u8]) -> RedisResult<Option<usize>> {
 
 /// The number in a line, after the character for the kind.
 fn number(line: &[u8]) -> RedisResult<i64> {
-    let text = line.get(1..).and_then(|text| str::from_utf8(text).ok()).ok_or_else(nonsense)?;
+    let text = line.get(1..).ok_or_else(nonsense)?;
+    // Most numbers are short. A number of 18 digits cannot overflow.
+    if (1..=18).contains(&text.len()) && text.iter().all(u8::is_ascii_digit) {
+        return Ok(text.iter().fold(0, |number, digit| 10 * number + i64::from(digit - b'0')));
+    }
+    let text = str::from_utf8(text).map_err(|_| nonsense())?;
     text.parse().map_err(|_| nonsense())
 }
 
