@@ -75,7 +75,7 @@
 //! | thread | exists |
 //! |---|---|
 //! | `redlatch-watch`, `redlatch-renew`, `redlatch-listen` | always; in a cluster, a `redlatch-renew` and a `redlatch-listen` for each used server |
-//! | `redlatch-calls` | while there are callbacks or log lines |
+//! | `redlatch-calls` | after the first callback or log line, or the first `on_wanted` |
 //! | `redlatch-follow` | with Sentinels, or if the URL of one server has a host's name |
 //! | `redlatch-jobs` | in a cluster |
 //! | `redlatch-creds` | with [`credentials_with`](ClientBuilder::credentials_with) |

@@ -1,5 +1,6 @@
-//! The thread that runs users' callbacks and writes log lines. The thread exists only while there
-//! is work.
+//! The thread that runs users' callbacks and writes log lines. The thread starts when a callback or
+//! a line first needs it, and then runs until the client's end. So a later callback need not wait
+//! for the start of a thread.
 
 #![expect(clippy::disallowed_macros, reason = "this is the thread for them")]
 
@@ -49,8 +50,15 @@ struct CallbackState {
     lines: usize,
     /// The number of log lines that were dropped since the last warning about dropped lines.
     left_out: u64,
-    /// Whether the callbacks' thread runs. The thread ends when the queue is empty.
-    running: bool,
+    thread: CallbacksThread,
+}
+
+#[derive(PartialEq, Eq)]
+enum CallbacksThread {
+    NotNeeded,
+    /// The system refused to start the thread. The watchdog's thread tries again later.
+    Refused,
+    Runs,
 }
 
 /// Lost holds that share a log line, because they were lost for the same reason.
@@ -81,8 +89,8 @@ impl Lost {
 impl Callbacks {
     pub(super) fn new(client: &str, alive: Sender<()>) -> Self {
         let (queue, alive) = (VecDeque::new(), Some(alive));
-        let lost = Vec::new();
-        let state = CallbackState { alive, queue, lost, lines: 0, left_out: 0, running: false };
+        let (lost, thread) = (Vec::new(), CallbacksThread::NotNeeded);
+        let state = CallbackState { alive, queue, lost, lines: 0, left_out: 0, thread };
         Self { client: client.into(), state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -90,8 +98,9 @@ impl Callbacks {
         Arc::clone(&self.client)
     }
 
-    /// Records that the client ends. The client's end waits for a callbacks' thread that runs now,
-    /// but not for a thread that starts later.
+    /// Records that the client ends. The callbacks' thread then ends when all jobs are done. The
+    /// client's end waits for a callbacks' thread that runs now, but not for a thread that starts
+    /// later.
     pub(super) fn close(&self) {
         self.state.lock().alive = None;
         self.changed.notify_one();
@@ -144,18 +153,25 @@ impl Callbacks {
         }
     }
 
-    /// Starts the callbacks' thread if there are jobs and no thread. When the jobs were queued, the
-    /// system may have refused to start the thread.
+    /// Starts the callbacks' thread before there is a job.
+    pub(super) fn start_early(self: &Arc<Self>) {
+        let state = self.state.lock();
+        if state.thread != CallbacksThread::Runs {
+            self.start(state);
+        }
+    }
+
+    /// Starts the callbacks' thread if the system has refused to start it.
     pub(super) fn start_again(self: &Arc<Self>) {
         let state = self.state.lock();
-        let is_idle = state.queue.is_empty() && state.lost.is_empty();
-        if !is_idle && !state.running {
+        if state.thread == CallbacksThread::Refused {
             self.start(state);
         }
     }
 
     fn start(self: &Arc<Self>, mut state: MutexGuard<'_, CallbackState>) {
-        if std::mem::replace(&mut state.running, true) {
+        let before = std::mem::replace(&mut state.thread, CallbacksThread::Runs);
+        if before == CallbacksThread::Runs {
             self.changed.notify_one();
             return;
         }
@@ -164,9 +180,7 @@ impl Callbacks {
         let callbacks = Arc::clone(self);
         let started = own_thread("redlatch-calls", alive, move || callbacks.work());
         if started.is_err() {
-            // The system refused to start a thread. The jobs stay queued, and the watchdog's thread
-            // tries to start a thread later.
-            self.state.lock().running = false;
+            self.state.lock().thread = CallbacksThread::Refused;
         }
     }
 
@@ -192,7 +206,8 @@ impl Callbacks {
         }
     }
 
-    /// Returns the next job, and the number of log lines that were dropped since the last call.
+    /// Waits for the next job, and returns it with the number of log lines that were dropped since
+    /// the last call. Returns `None` if the client has ended and no job is left.
     fn next(&self) -> Option<(CallbackJob, u64)> {
         let mut state = self.state.lock();
         let job = loop {
@@ -205,12 +220,17 @@ impl Callbacks {
             if let Some(job) = state.queue.pop_front() {
                 break Some(job);
             }
-            let Some(due) = state.lost.iter().map(Lost::due).min() else { break None };
-            let pause = Duration::from_nanos(due.saturating_sub(now));
-            self.changed.wait_for(&mut state, pause);
+            match state.lost.iter().map(Lost::due).min() {
+                Some(due) => {
+                    let pause = Duration::from_nanos(due.saturating_sub(now));
+                    self.changed.wait_for(&mut state, pause);
+                }
+                None if ends => break None,
+                None => self.changed.wait(&mut state),
+            }
         };
         match &job {
-            None => state.running = false,
+            None => state.thread = CallbacksThread::NotNeeded,
             Some(CallbackJob::Call(_)) => {}
             Some(CallbackJob::Line(..)) => state.lines -= 1,
         }

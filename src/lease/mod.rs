@@ -1,9 +1,10 @@
 //! Renews holds and notices their ends, with one timing wheel and its thread.
 //!
 //! A client has three threads for any number of holds: `redlatch-watch`, `redlatch-renew` and
-//! `redlatch-listen`. A fourth thread, `redlatch-calls`, runs while there are callbacks to call or
-//! log lines to write. With Sentinels there is also `redlatch-follow`. In a cluster each used
-//! server has a renewer and a subscriber, and `redlatch-jobs` gives the renewers their jobs.
+//! `redlatch-listen`. A fourth thread, `redlatch-calls`, starts with the first callback or log line,
+//! or when a guard first gets an `on_wanted` callback. With Sentinels there is also
+//! `redlatch-follow`. In a cluster each used server has a renewer and a subscriber, and
+//! `redlatch-jobs` gives the renewers their jobs.
 //!
 //! The *watchdog* waits for the wheel and never does I/O, so it reports a lost hold at once even
 //! while the server does not answer. The *renewer* (`runtime/renewer.rs`) sends renewals and
@@ -291,6 +292,11 @@ impl Watchdog {
                 callbacks::call(&name, &client, || callback());
             }
         }));
+    }
+
+    /// Makes the callbacks' thread ready, so that a later callback need not wait for its start.
+    pub(crate) fn expect_callbacks(&self) {
+        self.callbacks.start_early();
     }
 
     /// Runs a user's code on the callbacks' thread. The call does not wait for the user's code.

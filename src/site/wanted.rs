@@ -26,6 +26,7 @@ use crate::lease::{Renewal, WantedCallback};
 impl Site {
     /// Registers `callback` for a tenancy.
     pub(crate) fn on_wanted(self: &Arc<Self>, tenancy: &Tenancy, callback: WantedCallback) {
+        self.core.watchdog.expect_callbacks();
         tenancy.on_wanted(callback);
         self.has_calls.store(true, Ordering::SeqCst);
         self.attend();

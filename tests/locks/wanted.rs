@@ -12,7 +12,7 @@ use redlatch_testkit::Server;
 
 use crate::common::{
     HOUR, LONG, RENEWED, SOON, UNIT, channel, client, has_own_process, own_channel, server, spawn,
-    wait_in_line, wait_subscribed, wait_until, watched,
+    wait_in_line, wait_subscribed, wait_until, watched, without_room_for_threads,
 };
 
 /// How many times a callback was called.
@@ -287,6 +287,23 @@ fn a_callback_that_comes_when_others_wait_already_is_called() {
     drop(first);
     second.join();
     third.join();
+}
+
+/// The thread for callbacks is ready, so a callback comes as soon as a thread can be woken.
+#[test]
+fn a_callback_needs_no_new_thread() {
+    if !has_own_process() {
+        return;
+    }
+    let server = server();
+    let lock = watched(&server, HOUR).reentrant_lock("ready");
+    let guard = lock.lock_owned().unwrap();
+    let calls = Calls::of(&guard);
+    without_room_for_threads(|| {
+        assert!(lock.try_lock_for(UNIT).unwrap().into_option().is_none());
+        calls.wait(1);
+    });
+    guard.unlock().unwrap();
 }
 
 #[test]
