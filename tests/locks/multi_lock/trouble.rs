@@ -89,7 +89,7 @@ fn trouble_with_one_part_after_a_hand_over_leaves_none_taken() {
             let (least, leased) = (all.with_hold_at_least(HOUR), all.with_lease(HOUR));
             let waiter = spawn(move || match is_left {
                 false => least.lock().map(drop),
-                true => leased.lock().unwrap().leave_to_expire(),
+                true => leased.lock().and_then(|guard| guard.leave_to_expire()),
             });
             wait_in_line(&there, "b", 1);
             after_a_grant(&proxy, usize::MAX, Action::LoseReply);
