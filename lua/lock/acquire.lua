@@ -10,9 +10,10 @@
 -- reply: n >= 0: taken, and n processes wait; n < 0: this owner already had it, and -1 - n
 --        processes wait; if the lock has tokens, {n, the last token of this hold}
 --        {now, left, place, whose, fresh} = refused; now: the server's time in ms; left: ms after
---        which another request may succeed; place: the number of entries ahead; whose: 0 = a
---        redlatch client holds the lock, 1 = a Redisson client holds it, 2 = it is free, and a
---        window is open; fresh: 1 = the entry is new
+--        which another request may succeed (2000 if an owner behind others asks for the first
+--        time); place: the number of entries ahead; whose: 0 = a redlatch client holds the lock,
+--        1 = a Redisson client holds it, 2 = it is free, and a window is open; fresh: 1 = the
+--        entry is new
 --        WRONGTYPE = the key holds no lock
 --
 -- A waiter sends this script in every request: in its first request, in a request that is sent

@@ -2,37 +2,51 @@
 -- part handles a request while another redlatch owner has the lock. An owner that asks for the
 -- first time gets an entry. An owner that asks again and still has its entry gets only a reply.
 --
--- The rest of the script would do the same, but creating its functions takes longer than these
--- commands. (A process that waits for thousands of names sends thousands of polls a second.)
+-- The rest of the script would do the same, but would run PTTL for every first request. In this
+-- part only the first owner in the queue gets the remaining lease, because that owner asks again
+-- when the lease ends. The other owners get the remaining lease from their next poll. (If the rest
+-- of the script created its functions, a poll would take nearly twice as long. A process that waits
+-- for thousands of names sends thousands of polls a second.)
 --
--- The commands that may be refused run before RPUSH adds the entry, in the same order as in `stand`
--- (../hand_off.lua).
-local redis, KEYS, ARGV = redis, KEYS, ARGV
+-- RPUSH is the first write, because its reply shows whether any owner waits. No command after RPUSH
+-- may be refused, so the script first checks that the user may run the later commands. The script
+-- removes the new entry if the owner already had an entry, or if the lock has no time to live. In a
+-- poll, a refused command does no harm: a poll adds no entry.
+local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
 local holders = redis.pcall('hrandfield', KEYS[1], '2')
 local who = holders and holders[1]
-if who and not holders[2] and who ~= ARGV[2]
-    and string.sub(who, 15, 15) == '8' and string.find(who, '^:%d+$', 37) then
+local is_held = who and not holders[2] and who ~= ARGV[2]
+    and string.sub(who, 15, 15) == '8' and string.find(who, '^:%d+$', 37)
+if is_held and ARGV[4] then
     local clock, left = redis.call('time'), redis.call('pttl', KEYS[1])
-    local place, fresh = redis.call('lpos', KEYS[2], ARGV[2]), 0
-    if left >= 0 and not place == not ARGV[4] and (not place or string.find(who, '^[%x-]+:')) then
-        local exists = redis.call('pexpire', KEYS[2], '60000')
-        if place then
-            local asked = string.gsub(KEYS[2], 'queue', 'asked', 1)
-            redis.call('set', asked .. ':' .. ARGV[2], ARGV[4], 'px', '2000')
-        else
-            place, fresh = redis.call('rpush', KEYS[2], ARGV[2]) - 1, 1
-        end
-        if exists == 0 then
+    local place = left >= 0 and string.find(who, '^[%x-]+:')
+        and redis.call('lpos', KEYS[2], ARGV[2])
+    if place then
+        redis.call('pexpire', KEYS[2], '60000')
+        local asked = string.gsub(KEYS[2], 'queue', 'asked', 1)
+        redis.call('set', asked .. ':' .. ARGV[2], ARGV[4], 'px', '2000')
+        return {clock[1] * 1000 + math.floor(clock[2] / 1000), left, place, 0, 0}
+    end
+elseif is_held and may('pttl', KEYS[1]) and may('lpos', KEYS[2], '')
+    and may('pexpire', KEYS[2], '') and may('lrem', KEYS[2], '', '') then
+    local clock, length = redis.call('time'), redis.pcall('rpush', KEYS[2], ARGV[2])
+    -- (A server that is out of memory refuses RPUSH. The rest of the script can add the entry even
+    -- then.)
+    if type(length) == 'number' then
+        local place = length - 1
+        local left = place == 0 and redis.call('pttl', KEYS[1]) or 2000
+        if left >= 0 and (place == 0 or redis.call('lpos', KEYS[2], ARGV[2]) == place) then
             redis.call('pexpire', KEYS[2], '60000')
             -- This does the same as `say_wanted` in ../prelude.lua.
-            local number = string.match(who, '[13579]$') and string.sub(who, 38)
+            local number = place == 0 and string.match(who, '[13579]$') and string.sub(who, 38)
             if number and tonumber(number) >= 2^50 then
                 redis.pcall('publish',
                     'redisson_lock__channel:{redlatch:' .. string.sub(who, 1, 36) .. '}',
-                    'want ' .. number .. ' ' .. (ARGV[3] or '0') .. ' ' .. KEYS[1])
+                    'want ' .. number .. ' ' .. (ARGV[3] or 0) .. ' ' .. KEYS[1])
             end
+            return {clock[1] * 1000 + math.floor(clock[2] / 1000), left, place, 0, 1}
         end
-        return {clock[1] * 1000 + math.floor(clock[2] / 1000), left, place, 0, fresh}
+        redis.call('lrem', KEYS[2], '-1', ARGV[2])
     end
 end
 
