@@ -97,19 +97,20 @@ impl GuardLevels {
         // is still held, and an error of another kind if the lock is not held.
         let too_soon = self.is_held();
         let mut failed: Vec<_> = failed.into_iter().filter_map(Result::err).collect();
-        let is_it = |error: &Error| (error.kind() == ErrorKind::EndsTooSoon) == too_soon;
-        let at = failed.iter().position(is_it).unwrap_or(0);
+        let is_of_lock = |error: &Error| (error.kind() == ErrorKind::EndsTooSoon) == too_soon;
+        let at = failed.iter().position(is_of_lock).unwrap_or(0);
         Err(failed.swap_remove(at))
     }
 
     pub(in crate::lock) fn on_lost(&self, callback: LossCallback) {
         let spare = self.held.len().saturating_sub(self.needed);
-        let heard = Arc::new((AtomicUsize::new(0), Mutex::new(Some(callback))));
+        // The number of lost parts, and the callback.
+        let shared = Arc::new((AtomicUsize::new(0), Mutex::new(Some(callback))));
         for held in &self.held {
-            let heard = Arc::clone(&heard);
+            let shared = Arc::clone(&shared);
             held.on_lost(Box::new(move |reason| {
-                let (lost, callback) = &*heard;
-                if lost.fetch_add(1, Ordering::AcqRel) == spare {
+                let (lost_parts, callback) = &*shared;
+                if lost_parts.fetch_add(1, Ordering::AcqRel) == spare {
                     let callback = callback.lock().take();
                     if let Some(callback) = callback {
                         callback(reason);
@@ -133,13 +134,13 @@ impl GuardLevels {
     /// other locks are released.
     pub(in crate::lock) fn leave_to_expire(mut self) -> Result<(), Error> {
         Error::if_forked(&self.name)?;
-        let mut raised = self.each(HeldLock::raise);
+        let mut raised = self.ask_each(HeldLock::raise);
         // The lease of a raised lock may have ended while other locks were raised.
         for (held, raised) in self.held.iter().zip(&mut raised).filter(|(_, it)| it.is_ok()) {
             *raised = held.check(self.drift());
         }
         let is_raised: Vec<_> = raised.iter().map(Result::is_ok).collect();
-        self.ended(raised)
+        self.require_enough(raised)
             .map_err(|error| error.now("none of the locks that are held together is left taken"))?;
         let held = std::mem::take(&mut self.held).into_iter().zip(is_raised);
         held.filter(|(_, is_raised)| *is_raised).for_each(|(held, _)| {
@@ -152,15 +153,18 @@ impl GuardLevels {
     /// Extends the lease of each lock. For a quorum, a majority is enough.
     pub(in crate::lock) fn extend(&self, lease: Duration) -> Result<(), Error> {
         Error::if_forked(&self.name)?;
-        self.ended(self.each(|held| held.extend(lease)))?;
+        self.require_enough(self.ask_each(|held| held.extend(lease)))?;
         // The allowance for drift grows only after the servers have granted the longer lease,
         // because the allowance for a long lease may exceed the remaining lease.
         self.drift.fetch_max(self.rule.drift(lease), Ordering::Relaxed);
         Ok(())
     }
 
-    /// Asks the server of each lock for a longer lease.
-    fn each(&self, ask: impl Fn(&HeldLock) -> Result<(), Error> + Sync) -> Vec<Result<(), Error>> {
+    /// Sends a request to the server of each lock, with `ask`.
+    fn ask_each(
+        &self,
+        ask: impl Fn(&HeldLock) -> Result<(), Error> + Sync,
+    ) -> Vec<Result<(), Error>> {
         match self.rule {
             // When the request to one server fails, the call ends and does not ask the later
             // servers.
@@ -178,19 +182,23 @@ impl GuardLevels {
         held.reverse();
         match self.rule {
             Rule::All => match HeldLock::leave_all(held, Leaving::Awaited) {
-                Ok(left) => self.ended(left),
-                Err(held) => self.ended(unlock(held.into_iter())),
+                Ok(left) => self.require_enough(left),
+                Err(held) => self.require_enough(unlock(held.into_iter())),
             },
-            Rule::MajorityOf(_) => self.ended(votes::unlock(held.into_iter())),
+            Rule::MajorityOf(_) => self.require_enough(votes::unlock(held.into_iter())),
         }
     }
 
-    /// Combines the results of all levels. A loss takes precedence over a failed request.
-    fn ended(&self, ends: impl IntoIterator<Item = Result<(), Error>>) -> Result<(), Error> {
-        let (ended, failed): (Vec<_>, Vec<_>) = ends.into_iter().partition(Result::is_ok);
+    /// Returns an error if fewer than `needed` of these results, one for each level, are `Ok`. An
+    /// error that says that a lock is lost takes precedence over a failed request.
+    fn require_enough(
+        &self,
+        results: impl IntoIterator<Item = Result<(), Error>>,
+    ) -> Result<(), Error> {
+        let (succeeded, failed): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
         let failed = failed.into_iter().filter_map(Result::err);
         match failed.min_by_key(|error| error.kind().is_server_trouble()) {
-            Some(error) if ended.len() < self.needed => Err(error),
+            Some(error) if succeeded.len() < self.needed => Err(error),
             _ => Ok(()),
         }
     }

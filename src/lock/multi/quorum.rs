@@ -17,16 +17,16 @@ use std::time::{Duration, Instant};
 use redlatch_client::sync::{Thread, clock, jitter};
 
 use super::levels::{GuardLevels, Rule};
-use super::votes::{at_once, until};
+use super::votes::{deadline, in_parallel};
 use super::{MOST_LOST, MultiLock, vote_apart};
 use crate::error::{Error, ErrorKind, Passing};
 use crate::lock::Part;
 use crate::waiting::{Endurance, Wait, doze};
 
 /// The pause after the first failed round. The pause doubles with each round, up to
-/// `LONGEST_PAUSE`.
+/// `MAX_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
-const LONGEST_PAUSE: Duration = Duration::from_millis(128);
+const MAX_PAUSE: Duration = Duration::from_millis(128);
 
 pub(super) fn acquire(
     lock: &MultiLock,
@@ -34,12 +34,13 @@ pub(super) fn acquire(
     wait: &Wait<'_>,
 ) -> Result<Option<GuardLevels>, Error> {
     let (parts, needed) = (&*lock.parts, lock.needed());
-    let (mut pause, mut late) = (FIRST_PAUSE, 0);
+    let (mut pause, mut lost_rounds) = (FIRST_PAUSE, 0);
     let mut endurance = Endurance::new(parts.iter().map(|part| &part.handle().site.core.config));
     loop {
         let mut levels = lock.levels();
         let mut failed: Vec<Error> = Vec::new();
-        let asked = at_once(parts, |part| part.acquire(thread, wait.once(until(part.handle()))));
+        let asked =
+            in_parallel(parts, |part| part.acquire(thread, wait.once(deadline(part.handle()))));
         for (part, asked) in parts.iter().zip(asked) {
             match asked {
                 Ok(Some(held)) => levels.held.extend(held.one()),
@@ -56,7 +57,8 @@ pub(super) fn acquire(
                 vote_apart(levels.held.iter().map(|held| &held.handle))?;
                 return Ok(Some(levels));
             }
-            late += 1;
+            // The leases ended before all servers had answered.
+            lost_rounds += 1;
         }
         // The drop releases the parts before the sleep, because other threads need them.
         drop(levels);
@@ -71,7 +73,7 @@ pub(super) fn acquire(
             continue;
         }
         endurance.answered(Instant::now());
-        if late == MOST_LOST {
+        if lost_rounds == MOST_LOST {
             let message = "a majority was granted, but its lease was over before all had answered; \
                            nothing is held, take a longer lease";
             let error = Error::new(ErrorKind::ResponseTimeout, message.to_owned()).transient(true);
@@ -81,7 +83,7 @@ pub(super) fn acquire(
             return Ok(None);
         }
         sleep(parts, thread, wait, pause.mul_f64(0.5 + jitter(clock::now())))?;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        pause = (pause * 2).min(MAX_PAUSE);
         if wait.is_over() {
             return Ok(None);
         }
@@ -93,7 +95,7 @@ fn is_final(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Forked | ErrorKind::Config)
 }
 
-/// Returns how long a wait goes on while less than a majority of the servers answers.
+/// Returns how long a wait continues while less than a majority of the servers answers.
 fn limit(parts: &[Arc<dyn Part>]) -> Duration {
     let limits = parts.iter().map(|part| part.handle().site.core.config.failover_timeout);
     limits.min().unwrap_or_default()
@@ -105,24 +107,25 @@ fn at_server(part: &Arc<dyn Part>, error: Error) -> Error {
 }
 
 fn no_majority(lock: &MultiLock, failed: Vec<Error>) -> Error {
-    let (so_many, listed) = (failed.len(), lock.parts.len());
+    let (failed_count, listed) = (failed.len(), lock.parts.len());
     let transient = failed.iter().any(Error::is_transient);
     let unknown = failed.iter().any(Error::outcome_unknown);
     let kind = failed.first().map_or(ErrorKind::Unavailable, Error::kind);
     let message = match lock.rule {
         Rule::MajorityOf(all) if all > listed => format!(
-            "{so_many} of the {listed} connected servers of a quorum of {all} failed, so there is \
-             no majority; nothing was taken"
+            "{failed_count} of the {listed} connected servers of a quorum of {all} failed, so \
+             there is no majority; nothing was taken"
         ),
         _ => format!(
-            "{so_many} of the {listed} servers of a quorum failed, so there is no majority; nothing \
-             was taken"
+            "{failed_count} of the {listed} servers of a quorum failed, so there is no majority; \
+             nothing was taken"
         ),
     };
     let mut error = Error::new(kind, message).transient(transient).unknown(unknown);
-    // The wait goes on if a majority of the servers would answer without the errors that may pass.
+    // The wait continues if a majority of the servers would answer once the errors that may pass
+    // have passed.
     let passing: Vec<_> = failed.iter().filter_map(Error::passing).collect();
-    if listed - (so_many - passing.len()) >= lock.needed() {
+    if listed - (failed_count - passing.len()) >= lock.needed() {
         let outage = passing.iter().copied().find(|it| *it == Passing::Outage);
         error = error.endured(outage.unwrap_or(Passing::Unacknowledged));
     }

@@ -11,11 +11,10 @@ use crate::error::{Error, ErrorKind};
 use crate::lock::{Handle, HeldLock, Part};
 use crate::site::Leaving;
 
-/// The wait for a server is the lease divided by `PATIENCE`. The wait is at least
-/// `SHORTEST_PATIENCE` and at least `ROUND_TRIPS` round trips, because a connection may have to be
-/// opened.
-const PATIENCE: u32 = 50;
-const SHORTEST_PATIENCE: Duration = Duration::from_millis(50);
+/// The wait for a server is the lease divided by `WAIT_DIVISOR`. The wait is at least `MIN_WAIT`
+/// and at least `ROUND_TRIPS` round trips, because a connection may have to be opened.
+const WAIT_DIVISOR: u32 = 50;
+const MIN_WAIT: Duration = Duration::from_millis(50);
 const ROUND_TRIPS: u32 = 8;
 
 /// Asks all parts at the same time, and waits for each part for a short time.
@@ -23,16 +22,16 @@ pub(super) fn ask<T: Send>(
     parts: &[Arc<dyn Part>],
     ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
 ) -> Vec<Result<T, Error>> {
-    at_once(parts, |part| {
-        let _limited = Limit::set(Limit::new(Some(until(part.handle())), None));
+    in_parallel(parts, |part| {
+        let _limited = Limit::set(Limit::new(Some(deadline(part.handle())), None));
         ask(part)
     })
 }
 
 /// Releases all locks at the same time, so that a dead server does not delay the other servers.
 pub(super) fn unlock(held: impl Iterator<Item = HeldLock>) -> Vec<Result<(), Error>> {
-    at_once(held, |held| {
-        let _limited = Limit::set(Limit::new(Some(until(&held.handle)), None));
+    in_parallel(held, |held| {
+        let _limited = Limit::set(Limit::new(Some(deadline(&held.handle)), None));
         held.leave(Leaving::Awaited)
     })
 }
@@ -42,14 +41,14 @@ pub(super) fn ask_for_held(
     held: &[HeldLock],
     ask: impl Fn(&HeldLock) -> Result<(), Error> + Sync,
 ) -> Vec<Result<(), Error>> {
-    at_once(held, |held| {
-        let _limited = Limit::set(Limit::new(Some(until(&held.handle)), None));
+    in_parallel(held, |held| {
+        let _limited = Limit::set(Limit::new(Some(deadline(&held.handle)), None));
         ask(held)
     })
 }
 
 /// Runs `work` on all items at the same time, each item on its own thread.
-pub(super) fn at_once<T: Send, R: Send>(
+pub(super) fn in_parallel<T: Send, R: Send>(
     all: impl IntoIterator<Item = T>,
     work: impl Fn(T) -> Result<R, Error> + Sync,
 ) -> Vec<Result<R, Error>> {
@@ -72,13 +71,12 @@ pub(super) fn at_once<T: Send, R: Send>(
 }
 
 /// Returns the deadline of the wait for a server.
-pub(super) fn until(handle: &Handle) -> Instant {
+pub(super) fn deadline(handle: &Handle) -> Instant {
     let core = &handle.site.core;
     let lease = handle.terms().lease();
-    let patience = (lease / PATIENCE)
-        .max(SHORTEST_PATIENCE)
-        .max(core.round_trip().saturating_mul(ROUND_TRIPS));
+    let wait =
+        (lease / WAIT_DIVISOR).max(MIN_WAIT).max(core.round_trip().saturating_mul(ROUND_TRIPS));
     let now = Instant::now();
-    let patience = patience.min(core.response_timeout()).saturating_add(core.acknowledged_within());
-    now.checked_add(patience).unwrap_or(now)
+    let wait = wait.min(core.response_timeout()).saturating_add(core.acknowledged_within());
+    now.checked_add(wait).unwrap_or(now)
 }
