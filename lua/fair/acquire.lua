@@ -1,6 +1,6 @@
 -- Takes a fair lock, or makes an entry in its queue.
 --
--- KEYS and ARGV 1 to 3: line.lua
+-- KEYS and ARGV 1 to 3: queue.lua
 -- ARGV 4 lease in ms, 5 owner, 6 whether an earlier reply to this owner was "queued": 1 and 2 =
 --      yes; 0 = no; 3 = no, and its client has no other waiter in the queue and does not listen
 --      yet, 7.. with 1: the other queued owners of the same client; with 0 and 3: the companions,
@@ -91,16 +91,17 @@ local function push(ids, command, ...)
     return length
 end
 
--- Adds the owner and its companions to the end of the queue. Returns the owner's position. `stays`:
--- 2 if the owner gets the lock at once, so that only its companions go on waiting; otherwise 1.
-local function line_up(redissons_ahead, stays)
+-- Adds the owner and its companions to the end of the queue. Returns the owner's position.
+-- `marked`: the index of the waiter whose score is lowered by `mark`. It is 2 if the owner gets the
+-- lock at once, so that its first companion becomes the head of the queue, and otherwise 1.
+local function line_up(redissons_ahead, marked)
     local ids = {}
     for i = 5, #ARGV do
         if i ~= 6 and ARGV[i] ~= held_by then
             ids[#ids + 1] = ARGV[i]
         end
     end
-    if set_scores(ids, redissons_ahead, stays) == #ids then
+    if set_scores(ids, redissons_ahead, marked) == #ids then
         return push(ids, 'rpush', unpack(ids)) - #ids
     end
     -- This request was sent again, because some of the owners have entries.
@@ -181,12 +182,12 @@ local function come_back(ids)
     end
 end
 
-local company = ARGV[7] and not was_queued
+local has_companions = ARGV[7] and not was_queued
 if held_by == owner then
-    if company then
+    if has_companions then
         line_up(redissons(), 1)
     end
-    return {2, '-', company and now() or 0}
+    return {2, '-', has_companions and now() or 0}
 end
 
 if was_queued then
@@ -222,17 +223,17 @@ if not held_by then
     if granted then
         held_by, left = head, PROVISIONAL
     elseif head == owner or not head then
-        if company then
+        if has_companions then
             -- The owner gets the lock, and its companions get entries. A command that may be
             -- refused comes before the first change, and each later change can be undone.
             redis.call('zadd', timeouts, 'xx', 0, '')
             may_hand_on()
             permit('lrem', queue, 0, '')
             line_up(redissons(), 2)
-            local seated, refusal = pcall(seat, owner, lease)
-            if not seated then
+            local succeeded, refusal = pcall(make_holder, owner, lease)
+            if not succeeded then
                 for i = 5, #ARGV do
-                    leave(ARGV[i])
+                    remove(ARGV[i])
                 end
                 error(refusal)
             end
@@ -240,7 +241,7 @@ if not held_by then
             -- The owner already waits, so it must get the lock even if the server is out of memory:
             -- after the ZREM the server refuses no command.
             redis.call('zrem', timeouts, '')
-            seat(owner, lease)
+            make_holder(owner, lease)
         else
             take_anew(owner, lease)
         end
@@ -250,7 +251,7 @@ if not held_by then
         if behind[1] and tonumber(lease) < PROVISIONAL then
             tell(behind[1])
         end
-        return {1, followers(owner, behind, 1), company and now() or 0}
+        return {1, followers(owner, behind, 1), has_companions and now() or 0}
     elseif dropped or was_queued then
         -- If a waiter behind the head asks again, the head has not taken the lock, so it has missed
         -- its message.

@@ -1,6 +1,6 @@
 -- Releases a fair lock of any holder, and grants it to the first waiter.
 --
--- KEYS and ARGV 1 to 3: line.lua
+-- KEYS and ARGV 1 to 3: queue.lua
 -- reply: 1 = there was a lock, 0 = there was none
 --
 -- Even if the lock is already free, the script hands it on: the end of a lease or a deleted key

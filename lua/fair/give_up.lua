@@ -1,7 +1,7 @@
 -- Removes an owner from the queue of a fair lock, or releases the lock if the owner was granted it
 -- meanwhile.
 --
--- KEYS and ARGV 1 to 3: line.lua
+-- KEYS and ARGV 1 to 3: queue.lua
 -- ARGV 4 owner, 5 1 = give up only the owner's entry and keep its hold, if it has one; otherwise 0
 -- reply: 2 = the owner held the lock, which is released now, 1 = the owner's entry was removed, 0 =
 --        the owner had no hold and no entry
@@ -14,7 +14,7 @@ local owner, only_place = ARGV[4], ARGV[5] == '1'
 
 -- Each step has its own pcall: if one key holds data of another type, the owner must still be
 -- removed from the other key.
-local left, entries = pcall(leave, owner)
+local left, entries = pcall(remove, owner)
 local held = only_place and 0 or redis.pcall('hdel', lock, owner)
 
 if redis.pcall('exists', lock) == 0 then

@@ -1,6 +1,6 @@
 -- Shortens the lease of a kept fair hold, which no thread has.
 --
--- KEYS and ARGV 1 to 3: line.lua
+-- KEYS and ARGV 1 to 3: queue.lua
 -- ARGV 4 owner, 5 the time for which the hold is still kept, in ms, 6.. the followers to which the
 --      hold was passed: they leave the queue
 -- reply: nil = this owner does not have the lock; 0 = the owner keeps the lock for at most that
@@ -13,7 +13,7 @@ local owner, rest = ARGV[4], tonumber(ARGV[5])
 -- script that writes.
 redis.call('zrem', timeouts, '')
 for i = 6, #ARGV do
-    leave(ARGV[i])
+    remove(ARGV[i])
 end
 local held = redis.pcall('hexists', lock, owner)
 if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then

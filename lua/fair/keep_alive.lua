@@ -1,7 +1,7 @@
 -- Records keep-alives of a client's waiters for one fair lock, and finds out whether a message was
 -- lost.
 --
--- KEYS and ARGV 1 to 3: line.lua
+-- KEYS and ARGV 1 to 3: queue.lua
 -- KEYS 4 the last waiter of the queue at a time when the queue had only redlatch waiters
 -- ARGV 4 1 = the server has answered this client's keep-alives for 2 s without a gap, otherwise
 --      0, 5.. owners
@@ -37,10 +37,10 @@
 -- have stood still, or its clock may have been set forward. The script hands a free lock to the
 -- first waiter. While the lock is held, the script drops no waiter.
 local SILENT = 2000
--- If a queue is longer than FEW, the script reads only its last END entries, and reads the whole
--- queue once in BELIEVED ms.
-local FEW, END = 32, 16
-local BELIEVED = 60000
+-- If a queue is longer than SHORT_QUEUE, the script reads the whole queue only once in TRUST_FOR
+-- ms, and in between only the last TAIL entries.
+local SHORT_QUEUE, TAIL = 32, 16
+local TRUST_FOR = 60000
 
 local alive, scores_of_mine = {}, {}
 for i = 5, #ARGV do
@@ -72,7 +72,7 @@ end
 local function only_ours()
     local known = redis.pcall('get', KEYS[4])
     if type(known) == 'string' then
-        local line = redis.call('lrange', queue, -END, -1)
+        local line = redis.call('lrange', queue, -TAIL, -1)
         for i = #line, 1, -1 do
             if line[i] == known then
                 if i < #line then
@@ -93,15 +93,16 @@ local function only_ours()
     end
     -- Data of another type in KEYS 4 is not overwritten. If the user may not use KEYS 4, the script
     -- reads the whole queue each time.
-    if #line > FEW and not mixed and type(known) ~= 'table' then
-        redis.pcall('set', KEYS[4], line[#line], 'px', BELIEVED)
+    if #line > SHORT_QUEUE and not mixed and type(known) ~= 'table' then
+        redis.pcall('set', KEYS[4], line[#line], 'px', TRUST_FOR)
     end
     return not mixed
 end
 local all_ours = only_ours()
 
-local judges = ARGV[4] == '1' and fair_wait > SILENT
-if all_ours and judges then
+-- Whether this request may lower the score of a waiter that has sent no keep-alive.
+local may_lower = ARGV[4] == '1' and fair_wait > SILENT
+if all_ours and may_lower then
     local silent, bases = redis.call('zrange', timeouts, '(' .. string.format('%.0f', now()),
         string.format('%.0f', now() + fair_wait - SILENT), 'byscore', 'limit', 0, 1000), {}
     for _, id in ipairs(silent) do
@@ -150,13 +151,13 @@ else
             redis.call('zrem', timeouts, all[i])
         end
     end
-    if judges then
+    if may_lower then
         local before = 0
         for _, id in ipairs(line) do
             if not is_ours(id) then
                 before = before + 1
             elseif alive[id] and scores[id] then
-                judges = scores[id] - now() - redisson_wait * before >= fair_wait - SILENT
+                may_lower = scores[id] - now() - redisson_wait * before >= fair_wait - SILENT
                 break
             end
         end
@@ -174,7 +175,7 @@ else
             local base = now() + redisson_wait * redissons
             if alive[id] then
                 new = base + fair_wait
-            elseif score and judges and redissons == 0 and score < base + fair_wait - SILENT then
+            elseif score and may_lower and redissons == 0 and score < base + fair_wait - SILENT then
                 new = base
             elseif score then
                 new = math.min(math.max(score, base), base + fair_wait)

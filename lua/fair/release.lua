@@ -1,6 +1,6 @@
 -- Releases a fair lock, and grants it to the first waiter if there is one.
 --
--- KEYS and ARGV 1 to 3: line.lua
+-- KEYS and ARGV 1 to 3: queue.lua
 -- ARGV 4 owner, 5.. owners that leave the queue, too: the followers to which this hold was passed,
 --      and the owner itself if its request was sent again and the copy may have queued the owner
 -- reply: nil = this owner does not have the lock; 1 = handed on; 0 = free, and if the first waiter
@@ -27,7 +27,7 @@ if ARGV[5] then
             redis.call('ltrim', queue, passed, -1)
         else
             for i = 5, #ARGV do
-                leave(ARGV[i])
+                remove(ARGV[i])
             end
         end
     end)

@@ -1,6 +1,6 @@
 -- Takes a fair lock if it has no holder and no waiters. The script makes no entry in the queue.
 --
--- KEYS and ARGV 1 to 3: line.lua
+-- KEYS and ARGV 1 to 3: queue.lua
 -- ARGV 4 lease in ms, 5 owner
 -- reply: 1 = taken (or held by this owner already), 0 = not taken
 local lease, owner = ARGV[4], ARGV[5]

@@ -1,4 +1,5 @@
--- Prepended to the scripts that read the one owner of a lock, after holder.lua or ../fair/line.lua.
+-- Prepended to the scripts that read the one owner of a lock, after holder.lua or
+-- ../fair/queue.lua.
 
 -- Returns the lock's owner and its time left, or nil. The third result is an error if the key holds
 -- no lock. A lock always has a time to live and one field, its owner. Any other hash is an error,

@@ -15,7 +15,7 @@ macro_rules! lua {
         concat!(lua!(HAND_OFF), lua!("read_write/holders.lua"))
     };
     (FAIR) => {
-        concat!(lua!("prelude.lua"), lua!("fair/line.lua"))
+        concat!(lua!("prelude.lua"), lua!("fair/queue.lua"))
     };
     (FAIR_OWNER) => {
         concat!(lua!(FAIR), lua!("lock/owner.lua"))

@@ -165,7 +165,7 @@ fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
     // The reply to a keep-alive request does not make the waiter ask either.
     let sign_of_life = redis::Script::new(concat!(
         include_str!("../../../lua/prelude.lua"),
-        include_str!("../../../lua/fair/line.lua"),
+        include_str!("../../../lua/fair/queue.lua"),
         include_str!("../../../lua/fair/keep_alive.lua")
     ));
     proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, move |bytes| {

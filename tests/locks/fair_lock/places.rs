@@ -9,7 +9,7 @@ use super::*;
 fn ask_late(server: &Server, name: &str, owner: &str, lease: Duration) -> bool {
     let script = concat!(
         include_str!("../../../lua/prelude.lua"),
-        include_str!("../../../lua/fair/line.lua"),
+        include_str!("../../../lua/fair/queue.lua"),
         include_str!("../../../lua/lock/owner.lua"),
         include_str!("../../../lua/fair/acquire.lua")
     );

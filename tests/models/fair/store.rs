@@ -28,7 +28,7 @@ macro_rules! ours {
     ($($file:literal),+) => {
         concat!(
             include_str!("../../../lua/prelude.lua"),
-            include_str!("../../../lua/fair/line.lua"),
+            include_str!("../../../lua/fair/queue.lua"),
             $(include_str!(concat!("../../../lua/", $file))),+
         )
     };

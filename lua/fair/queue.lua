@@ -94,20 +94,20 @@ local function front()
     return line
 end
 
-local function drop(head)
+local function remove_head(head)
     redis.call('zrem', timeouts, head)
     redis.call('ltrim', queue, 1, -1)
 end
 
 -- Makes the head of the queue the holder of the free lock. (A server that is out of memory refuses
 -- the HSET, unless the script has written before.)
-local function seat(head, lease)
+local function make_holder(head, lease)
     take(head, lease)
-    drop(head)
+    remove_head(head)
 end
 
 -- Removes a waiter from the list and the set. Returns how many entries the waiter had.
-local function leave(id)
+local function remove(id)
     redis.call('zrem', timeouts, '')
     return redis.call('lrem', queue, 1, id) + redis.call('zrem', timeouts, id)
 end
@@ -147,23 +147,23 @@ local function hand_on(asks, alive, line)
         if asks and asks[head] then
             return head, false, dropped
         end
-        local lives = score and tonumber(score) > now()
-        if lives and is_ours(head) then
-            lives = redis.call('pubsub', 'numsub', own_channel(head))[2] ~= 0 or score % 1 ~= 0
-            if not lives and alive and alive[head] then
+        local is_alive = score and tonumber(score) > now()
+        if is_alive and is_ours(head) then
+            is_alive = redis.call('pubsub', 'numsub', own_channel(head))[2] ~= 0 or score % 1 ~= 0
+            if not is_alive and alive and alive[head] then
                 return head, false, dropped
             end
         end
-        if lives and not is_ours(head) then
+        if is_alive and not is_ours(head) then
             return head, false, dropped
-        elseif lives then
-            seat(head, PROVISIONAL)
+        elseif is_alive then
+            make_holder(head, PROVISIONAL)
             -- The lock's name is appended, because string.format would cut the name at a zero byte.
             redis.call('publish', own_channel(head), string.format('grant %s %.0f %d %s %s ',
                 number(head), now(), PROVISIONAL, followers(head, line, 2), database) .. lock)
             return head, true, dropped
         end
-        drop(head)
+        remove_head(head)
         line, dropped = redis.call('lrange', queue, 0, FOLLOWERS), true
     end
 end
