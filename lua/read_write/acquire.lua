@@ -16,7 +16,7 @@ if foreign then
 elseif mode and redis.call('hexists', lock, owner) == 1 then
     return raise_hold(owner, lease) or -1 - length()
 end
-if mode == 'read' and writes(owner) and outlived() then
+if mode == 'read' and writes(owner) and free_if_all_dead() then
     mode, left = mode_of()
 end
 local function may_enter()
@@ -56,11 +56,11 @@ if whose == 1 and place > 1 and fresh == 0 then
     -- a while.
     announce(0, owner)
 end
--- The greatest number of holders that get a message. The other holders find the waiter at their
+-- The maximum number of holders that get a message. The other holders find the waiter at their
 -- renewals.
-local MOST_TOLD = 100
+local MAX_TOLD = 100
 if mode and is_first then
-    for _, holder in ipairs(redis.pcall('hrandfield', lock, MOST_TOLD)) do
+    for _, holder in ipairs(redis.pcall('hrandfield', lock, MAX_TOLD)) do
         say_wanted(holder, database, lock)
     end
 end

@@ -109,11 +109,11 @@ local function hold(owners, lease, lasts)
 end
 
 -- Returns the remaining lease of a reader's longest level, below 0 if all levels have expired.
--- (MOST bounds the loop, because a wrong `count` in the hash could block the server.)
-local MOST = 1000
+-- (MAX_COUNT limits the loop, because a wrong `count` in the hash could block the server.)
+local MAX_COUNT = 1000
 local function longest_of(reader, count)
     local longest = -2
-    for n = math.min(tonumber(count) or 0, MOST), 1, -1 do
+    for n = math.min(tonumber(count) or 0, MAX_COUNT), 1, -1 do
         longest = math.max(longest, redis.call('pttl', timeout(reader, n)))
     end
     return longest
@@ -124,8 +124,8 @@ end
 -- the dead readers whose fields must be removed. The dead readers in the result are redlatch's, and
 -- if there are many readers also Redisson's. (If there are few, the fields of Redisson's dead
 -- readers remain: without its field, Redisson's late unlock would throw an error.)
-local MANY, LOOKS = 64, 16
-local function others(owner, size)
+local MANY, SAMPLE_SIZE = 64, 16
+local function examine_readers(owner, size)
     local fields = redis.call('hgetall', lock)
     local longest, writer, ours, dead = 0, false, false, {}
     for i = 1, #fields, 2 do
@@ -147,14 +147,15 @@ local function others(owner, size)
     return longest, writer, ours, dead
 end
 
--- For a lock with many readers: examines a few readers at random. Returns nil if `others` must
--- examine all readers. This is so if all examined leases have expired, if no live redlatch reader
--- was examined, or if only the lease of `owner` may be as long as the lock's time to live.
+-- For a lock with many readers: examines a few readers at random. Returns nil if `examine_readers`
+-- must examine all readers. This is so if all examined leases have expired, if no live redlatch
+-- reader was examined, or if only the lease of `owner` may be as long as the lock's time to live.
 -- Otherwise returns the lock's time to live and the dead readers among the examined readers. The
 -- lock then keeps its time to live, which may come from a reader that has left. Once only MANY
--- readers are left, `others` corrects the time to live. If all readers die, `outlived` does so.
-local function some(owner)
-    local fields = redis.pcall('hrandfield', lock, -LOOKS, 'withvalues')
+-- readers are left, `examine_readers` corrects the time to live. If all readers die,
+-- `free_if_all_dead` corrects it.
+local function sample_readers(owner)
+    local fields = redis.pcall('hrandfield', lock, -SAMPLE_SIZE, 'withvalues')
     if refused(fields) then
         return nil
     end
@@ -183,17 +184,17 @@ end
 -- changed. As in Redisson, the lock gets the longest remaining lease of the other readers as its
 -- time to live, and is free if all their leases have expired. The function does all its reads
 -- before its first change. A server that is out of memory allows DEL and HDEL.
-local function drop(owner)
+local function end_hold(owner)
     -- (If a writer holds the lock, it has at most three fields: the mode, the writer, and the
     -- writer's own read hold.)
     local size = writes(owner) and 3 or redis.call('hlen', lock)
     local longest, writer, ours, dead, left = 0, false, false, {}, nil
     if size > MANY and not writes(owner) and redis.call('hget', lock, 'mode') == 'read' then
-        left, dead = some(owner)
+        left, dead = sample_readers(owner)
         ours = true
     end
     if not left and size > 2 then
-        longest, writer, ours, dead = others(owner, size)
+        longest, writer, ours, dead = examine_readers(owner, size)
     end
     local free = not left and longest == 0 and not writer
     -- (If a redlatch reader remains, no message is needed.)
@@ -212,8 +213,8 @@ local function drop(owner)
             redis.call('hset', lock, 'mode', 'write')
         end
         redis.call('hdel', lock, owner)
-        for i = 1, #dead, MOST do
-            redis.pcall('hdel', lock, unpack(dead, i, math.min(i + MOST - 1, #dead)))
+        for i = 1, #dead, MAX_COUNT do
+            redis.pcall('hdel', lock, unpack(dead, i, math.min(i + MAX_COUNT - 1, #dead)))
         end
         if not writer and not left then
             if writes(owner) then
@@ -228,21 +229,22 @@ local function drop(owner)
     return free, not ours
 end
 
--- Examines all readers if there are many. A writer's request calls this function. Returns whether
--- the readers were examined. If they were, the lock may be free now. A reader that left long ago
--- may have set the lock's time to live (see `some`). Usually the release of another reader corrects
--- that time. If all readers have died, no release comes.
-local function outlived()
+-- Frees a lock with many readers if all of them have died. A writer's request calls this function.
+-- Returns whether the function has examined the readers. A reader that left long ago may have set
+-- the lock's time to live (see `sample_readers`). Usually the release of another reader corrects
+-- that time. If all readers have died, no reader releases the lock.
+local function free_if_all_dead()
     if redis.call('hlen', lock) > MANY then
-        -- (This only removes dead readers, and ends no live owner's hold.)
-        drop('')
+        -- (No owner is named '', so this call ends no owner's hold. It removes dead readers, and
+        -- frees the lock if all readers are dead.)
+        end_hold('')
         return true
     end
 end
 
--- Returns how many waiters remain when `owner` gets the lock. For a reader, all readers up to the
--- first writer enter with it, so the waiters from that writer on remain.
-local function behind(owner)
+-- Returns how many waiters remain when `owner` gets the lock. If `owner` is a reader, all readers
+-- up to the first writer get the lock, too, so that writer and the waiters behind it remain.
+local function waiters_behind(owner)
     if writes(owner) then
         return length()
     end
@@ -281,8 +283,8 @@ end
 --
 -- One call may grant the lock to thousands of readers, and the server serves no other client
 -- meanwhile. So the function reads values that are equal for all readers only once, and reads up to
--- MOST_TOGETHER entries at a time.
-local MOST_TOGETHER = 100
+-- MAX_TOGETHER entries at a time.
+local MAX_TOGETHER = 100
 local function grant(start, count, asker, lease)
     local granted, asked, trouble = false, false, nil
     -- The queue's first entries as they were last read, their channels, the index in `line` of the
@@ -298,7 +300,7 @@ local function grant(start, count, asker, lease)
         if not line then
             line = {redis.call('lindex', queue, 0)}
         elseif not line[at] then
-            most = math.min(4 * most, MOST_TOGETHER)
+            most = math.min(4 * most, MAX_TOGETHER)
             line, at = redis.call('lrange', queue, 0, most - 1), 1
             channels = channels_of(line)
         end
@@ -338,7 +340,7 @@ local function grant(start, count, asker, lease)
             if trouble then
                 break
             end
-            waiting = waiting or behind(head)
+            waiting = waiting or waiters_behind(head)
             mode, lasts = writes(head) and 'write' or 'read', PROVISIONAL
             local details = string.format(
                 '%.0f %d %s,%d,%.0f,%.0f', now(), PROVISIONAL, mode, waiting, start, count)
@@ -394,7 +396,7 @@ local function release(owner, since, count)
     -- As in Redisson, the message of a writer's release wakes all waiters, and that of a reader's
     -- release wakes one.
     local message = writes(owner) and '1' or '0'
-    local free, is_left, trouble = drop(owner)
+    local free, is_left, trouble = end_hold(owner)
     if trouble then
         return trouble
     elseif free then

@@ -19,7 +19,7 @@ if mode == 'read' then
     -- Redisson's readers may hold the lock while redlatch's readers wait at the head of the queue.
     -- The first waiters may be dead, and so may the present readers.
     if writes(owner) then
-        outlived()
+        free_if_all_dead()
     end
     look()
     mode = mode_of()

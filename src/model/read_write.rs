@@ -201,7 +201,7 @@ static ACQUIRE: LazyLock<String> =
     script!("read_write/free.lua", READ_WRITE, "read_write/acquire.lua");
 static TRY: LazyLock<String> = script!("read_write/free.lua", READ_WRITE, "read_write/try.lua");
 static RELEASE: LazyLock<String> =
-    script!("read_write/unwanted.lua", READ_WRITE, "lock/release.lua");
+    script!("read_write/release_uncontended.lua", READ_WRITE, "lock/release.lua");
 static GIVE_UP: LazyLock<String> = script!(READ_WRITE, "lock/give_up.lua");
 static FORCE_UNLOCK: LazyLock<String> = script!(READ_WRITE, "read_write/force_unlock.lua");
 static READ_ON: LazyLock<String> = script!(READ_WRITE, "read_write/read_on.lua");

@@ -540,7 +540,7 @@ mod tests {
         let shortcuts = [
             (hand_over, "since <= -AGE or"),
             (hand_over, "math.abs(now - since) >= AGE) then"),
-            (include_str!("../../lua/read_write/unwanted.lua"), "since > -AGE and"),
+            (include_str!("../../lua/read_write/release_uncontended.lua"), "since > -AGE and"),
         ];
         let age = (AGE / 1_000_000).to_string();
         for (shortcut, condition) in shortcuts {

@@ -20,7 +20,7 @@ static RELEASE: LazyLock<Script> = script!(NUMBER_OR_LIST;
 );
 static WRITE_RELEASE: LazyLock<Script> = script!(NUMBER_OR_LIST;
     "multi/unwanted.lua",
-    ["read_write/unwanted.lua", READ_WRITE, "lock/release.lua"],
+    ["read_write/release_uncontended.lua", READ_WRITE, "lock/release.lua"],
     "multi/release.lua"
 );
 

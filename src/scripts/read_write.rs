@@ -15,7 +15,7 @@ static ACQUIRE: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
 static TRY: LazyLock<Script> =
     script!(takes; NUMBER_OR_LIST; "read_write/free.lua", READ_WRITE, "read_write/try.lua");
 static RELEASE: LazyLock<Script> = script!(NUMBER;
-    "read_write/unwanted.lua",
+    "read_write/release_uncontended.lua",
     READ_WRITE,
     "lock/release.lua"
 );

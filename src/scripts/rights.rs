@@ -726,7 +726,7 @@ mod tests {
                     "read_write/acquire.lua",
                     "read_write/free.lua",
                     "read_write/try.lua",
-                    "read_write/unwanted.lua",
+                    "read_write/release_uncontended.lua",
                     "read_write/read_on.lua",
                     "read_write/force_unlock.lua",
                     "lock/cut.lua",

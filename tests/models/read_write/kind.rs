@@ -12,7 +12,7 @@ use crate::simulated::wire::named;
 
 pub(crate) const TEXTS: Texts = &[
     (Script::Free, include_str!("../../../lua/read_write/free.lua")),
-    (Script::Unwanted, include_str!("../../../lua/read_write/unwanted.lua")),
+    (Script::Unwanted, include_str!("../../../lua/read_write/release_uncontended.lua")),
     (Script::Prelude, include_str!("../../../lua/prelude.lua")),
     (Script::HandOff, include_str!("../../../lua/hand_off.lua")),
     (Script::Holders, include_str!("../../../lua/read_write/holders.lua")),
