@@ -171,12 +171,9 @@ impl Synchronizer for FairLock {
             let entry = FairEntry::new(&self.queue, claim.thread, claim.need, None);
             return Ok(Enter::Leads(None, Some(Box::new(Lead::new(entry)))));
         }
-        Ok(self.queue.with_queue(|newcomers| {
-            let leadership = newcomers.try_lead();
-            if leadership.is_some() {
-                return Enter::Leads(leadership, None);
-            }
-            Enter::Queued(newcomers.push(claim.thread, claim.need))
+        Ok(self.queue.with_queue(|newcomers| match newcomers.try_lead() {
+            Some(leadership) => Enter::Leads(Some(leadership), None),
+            None => Enter::Queued(newcomers.push(claim.thread, claim.need)),
         }))
     }
 

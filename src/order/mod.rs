@@ -167,14 +167,11 @@ impl<I> Order<I> {
         let readers = self.readers.as_ref().and_then(|readers| readers.seat.as_ref());
         // A thread that does not wait sends no request while threads of this process read.
         let may_lead = waits || readers.is_none_or(|seat| !seat.tenancy.is_held_at(now));
-        // If no thread led or waited, this thread gets the leadership.
-        if self.alone.seat.is_none()
-            && may_lead
-            && let Some(leadership) = self.queue.try_lead()
-        {
-            return GateOutcome::Leads(leadership);
+        if self.alone.seat.is_some() || !may_lead {
+            return GateOutcome::Occupied;
         }
-        GateOutcome::Occupied
+        // If no thread leads or waits, this thread gets the leadership.
+        self.queue.try_lead().map_or(GateOutcome::Occupied, GateOutcome::Leads)
     }
 
     /// Takes the leadership for a thread that asks for several locks together, if no thread of this
@@ -263,14 +260,9 @@ impl<I> Order<I> {
     pub(crate) fn vacate(&mut self, mode: Mode, hold: &Arc<Hold>) -> (Option<Seat>, Wake) {
         let is_its = |seat: &mut Seat| Arc::ptr_eq(&seat.tenancy.hold(), hold);
         let seat = self.side(mode).seat.take_if(is_its);
-        let wake = if seat.is_some()
-            && mode != Mode::Read
-            && let Some(leadership) = self.queue.lead_before_waiters()
-        {
-            self.queue.promote(leadership, None).0
-        } else {
-            Wake::NOBODY
-        };
+        let opens = seat.is_some() && mode != Mode::Read;
+        let leadership = if opens { self.queue.lead_before_waiters() } else { None };
+        let wake = leadership.map_or(Wake::NOBODY, |it| self.queue.promote(it, None).0);
         (seat, wake)
     }
 

@@ -65,10 +65,7 @@ impl FairEntry {
 
     /// Returns how long the thread waits for other threads to join its request.
     pub(super) fn linger(&self) -> Duration {
-        match self.leadership {
-            Some(_) => self.queue.linger(&self.thread),
-            None => Duration::ZERO,
-        }
+        self.leadership.as_ref().map_or(Duration::ZERO, |_| self.queue.linger(&self.thread))
     }
 
     /// Whether the inbox has a message or a passed hold. A thread that has sent no request yet has
