@@ -94,10 +94,8 @@ pub(crate) struct Hold {
     /// The time on [`clock`] before which no thread releases a kept hold: see `site/keep.rs`. Zero
     /// if the hold is not kept.
     pub(crate) kept_until: AtomicU64,
-    /// Whether other processes wait for the lock, according to the server. The lowest bit is the
-    /// flag [`WANTED`]. The higher bits are the number of [messages](Self::hear_wanted) that others
-    /// wait. The flag and the number share one atomic value, because an old answer must not clear
-    /// the flag that a newer message has set.
+    /// The time on [`clock`] at which the server last said that other processes wait for the lock.
+    /// Zero if none waits, as far as this process knows.
     wanted: AtomicU64,
     /// See [`attention`](Self::attention). (Boxed, because most holds have none.)
     attention: OnceLock<Box<Attention>>,
@@ -105,30 +103,18 @@ pub(crate) struct Hold {
 
 /// How a hold finds out that others wait for the lock.
 #[derive(Debug, Default)]
-pub(crate) struct Attention {
+pub(super) struct Attention {
     /// The subscription to the client's own channel, on which scripts send the message that others
     /// wait. Empty if the client has not subscribed yet, or if the owner does not
     /// [hear](Owner::hears) such messages.
     own: OnceLock<Subscription>,
-    /// The time on [`clock`] at which the hold must ask the server whether others wait, even if no
-    /// renewal is due, or [`FIRST`] or [`NEVER`].
-    look_at: AtomicU64,
-    /// Whether a guard has an `on_wanted` callback.
-    calls: AtomicBool,
+    /// The time on [`clock`] at which the hold last asked the server, or [`NOT_YET`].
+    looked_at: AtomicU64,
 }
 
-/// The value of [`Hold::wanted`] before the client asks whether others wait. With this value,
-/// [`Hold::told_wanted`] finds out whether a message came after the question.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Heard(u64);
-
-/// The flag of [`Hold::wanted`]. The higher bits are the number of messages.
-const WANTED: u64 = 1;
-
-/// The value of `look_at` before the hold's first question, which comes some time after the grant
-/// or the last pass.
-const FIRST: u64 = 0;
-const NEVER: u64 = u64::MAX;
+/// The value of `looked_at` if the hold must ask the server soon after its grant or its last pass,
+/// or at once if these are a while ago.
+const NOT_YET: u64 = 0;
 
 /// Keeps an owner [live](LiveOwner), from before the owner's first request until its hold is
 /// released, or until no thread wants the lock under this owner.
@@ -260,73 +246,65 @@ impl Hold {
 
     /// Returns how the hold finds out that others wait, or `None` if no thread wants to know
     /// whether others wait. With `None`, the hold has no further cost.
-    pub(crate) fn attention(&self) -> Option<&Attention> {
+    pub(super) fn attention(&self) -> Option<&Attention> {
         self.attention.get().map(|attention| &**attention)
     }
 
-    /// Records that a guard has an `on_wanted` callback. If `is_renewed` is false, the watchdog
-    /// does not renew the hold now, and the hold asks the server at intervals.
-    pub(crate) fn calls(&self, is_renewed: bool) {
-        let quiet =
-            || Box::new(Attention { look_at: AtomicU64::new(NEVER), ..Attention::default() });
-        let attention = self.attention.get_or_init(quiet);
-        attention.calls.store(true, Ordering::SeqCst);
-        if !is_renewed {
-            let next = clock::now().saturating_add(self.terms.nanos() / LOOKED_AFTER);
-            attention.look_at.fetch_min(next, Ordering::SeqCst);
+    /// Records that a guard has an `on_wanted` callback.
+    pub(crate) fn attend(&self) {
+        let looked_at = AtomicU64::new(clock::now());
+        let attention = || Box::new(Attention { looked_at, ..Attention::default() });
+        self.attention.get_or_init(attention);
+    }
+
+    /// Returns the time at which the hold must ask the server whether others wait, even if no
+    /// renewal is due. `granted` is the time of the grant or of the last pass. The answer to a
+    /// renewal says whether others wait, so a hold that is renewed asks only once.
+    pub(super) fn look_at(&self, granted: u64, is_renewed: bool) -> u64 {
+        let third = self.terms.nanos() / LOOKED_AFTER;
+        match self.attention().map(|it| it.looked_at.load(Ordering::SeqCst)) {
+            Some(NOT_YET) => granted.saturating_add(TRACKED_AFTER.min(third)),
+            Some(at) if !is_renewed => at.saturating_add(third),
+            Some(_) | None => u64::MAX,
         }
     }
 
-    /// Returns the time at which the hold must ask the server whether others wait. `granted` is the
-    /// time of the grant or of the last pass.
-    pub(super) fn look_at(&self, granted: u64) -> u64 {
-        match self.attention().map(|it| it.look_at.load(Ordering::SeqCst)) {
-            None => NEVER,
-            Some(FIRST) => {
-                let third = self.terms.nanos() / LOOKED_AFTER;
-                granted.saturating_add(TRACKED_AFTER.min(third))
-            }
-            Some(at) => at,
+    /// Records that the hold is about to ask whether others wait. The hold listens before it asks,
+    /// so that it does not miss a waiter that comes between these steps.
+    pub(super) fn looks(&self, now: u64, listen: impl FnOnce() -> Subscription) {
+        let Some(it) = self.attention() else { return };
+        it.looked_at.store(now, Ordering::SeqCst);
+        if self.owner.hears() {
+            it.own.get_or_init(listen);
         }
     }
 
-    /// Records that the hold asks now whether others wait, and sets the time of its next question.
-    pub(super) fn looks(&self, now: u64, is_renewed: bool) {
-        if let Some(it) = self.attention() {
-            // Without renewals, only another question shows that a message was lost.
-            let again = !is_renewed && (it.calls.load(Ordering::SeqCst) || self.owner.hears());
-            let next = now.saturating_add(self.terms.nanos() / LOOKED_AFTER);
-            it.look_at.store(if again { next } else { NEVER }, Ordering::SeqCst);
+    /// Makes a hold that listens ask again, because it may have missed a message.
+    pub(crate) fn looks_again(&self) {
+        if let Some(it) = self.attention().filter(|it| it.own.get().is_some()) {
+            it.looked_at.store(NOT_YET, Ordering::SeqCst);
         }
     }
 
     pub(crate) fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::SeqCst) & WANTED != 0
+        self.wanted.load(Ordering::SeqCst) != 0
     }
 
     /// Handles the message that others wait.
     pub(crate) fn hear_wanted(&self) {
-        let wanted = |wanted| Some((wanted | WANTED) + (WANTED << 1));
-        let _ = self.wanted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, wanted);
+        self.told_wanted(true, clock::now());
     }
 
-    /// Returns the value of `wanted`, for a caller that is about to ask the server whether others
-    /// wait.
-    pub(super) fn heard(&self) -> Heard {
-        Heard(self.wanted.load(Ordering::SeqCst) | WANTED)
-    }
-
-    /// Takes the server's answer whether others wait. `heard` is the value of `wanted` before the
-    /// question. If a message came after the question, an answer that no others wait is ignored,
-    /// because the message is newer.
-    pub(super) fn told_wanted(&self, is_wanted: bool, Heard(heard): Heard) {
+    /// Takes the server's answer whether others wait, to a question that was sent at `sent_at`. A
+    /// message that came after that is newer than the answer, so the answer does not undo it.
+    pub(super) fn told_wanted(&self, is_wanted: bool, sent_at: u64) {
         #[cfg(soak_mutants)]
         if !is_wanted && mutants::is("a holder that does not hear that waiters have left") {
             return;
         }
-        let told = |wanted| {
-            let is_news = is_wanted || wanted | WANTED == heard;
-            is_news.then_some(wanted & !WANTED | u64::from(is_wanted))
+        let told = |heard: u64| match is_wanted {
+            true => Some(heard.max(sent_at)),
+            false => (heard < sent_at).then_some(0),
         };
         let _ = self.wanted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, told);
     }
@@ -556,22 +534,10 @@ impl Hold {
     }
 }
 
-impl Attention {
-    /// Listens to the client's own channel for as long as the hold lasts.
-    pub(crate) fn listen(&self, listen: impl FnOnce() -> Subscription) {
-        self.own.get_or_init(listen);
-    }
-
-    /// Whether the hold listens to the client's own channel.
-    pub(crate) fn listens(&self) -> bool {
-        self.own.get().is_some()
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::thread;
+    use std::{iter, thread};
 
     use super::*;
     use crate::scripts::ClientId;
@@ -668,19 +634,34 @@ mod tests {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
-        let before = hold.heard();
+        let before = clock::now();
         hold.hear_wanted();
         hold.told_wanted(false, before);
         assert!(hold.is_wanted());
-        hold.told_wanted(false, hold.heard());
+        hold.told_wanted(false, later(clock::now()));
         assert!(!hold.is_wanted());
+        let last_question = AtomicU64::new(0);
         thread::scope(|scope| {
-            let hears = scope.spawn(|| (0..MESSAGES).for_each(|_| hold.hear_wanted()));
+            let hears = scope.spawn(|| {
+                for _ in 0..MESSAGES {
+                    let before = clock::now();
+                    hold.hear_wanted();
+                    let is_undone = !hold.is_wanted();
+                    let question = last_question.load(Ordering::SeqCst);
+                    assert!(!is_undone || question > before, "an older answer undid it");
+                }
+            });
             while !hears.is_finished() {
-                hold.told_wanted(false, hold.heard());
+                let question = clock::now();
+                last_question.store(question, Ordering::SeqCst);
+                hold.told_wanted(false, question);
             }
         });
-        assert_eq!(hold.heard().0 >> 1, 1 + MESSAGES, "none was undone");
+    }
+
+    /// Waits until the clock shows a later time.
+    fn later(time: u64) -> u64 {
+        iter::repeat_with(clock::now).find(|now| *now > time).unwrap()
     }
 
     /// Suppose that an inner level asked for a lease of an hour and got no answer. If the hold

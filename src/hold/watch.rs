@@ -15,7 +15,7 @@ use redlatch_client::sync::{Mutex, clock};
 use super::hold::Hold;
 use crate::error::LostReason;
 use crate::lease::schedule::{RAISED_AFTER, RenewalProgress, RenewalState, TRACKED_AFTER};
-use crate::lease::{Alarm, OnWanted, Renewal, Task};
+use crate::lease::{Alarm, Renewal, RenewalOutcome, Task};
 use crate::name::Name;
 use crate::observe::Event;
 use crate::runtime::{Core, Count};
@@ -54,9 +54,6 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
 
     /// Returns the object that asks the server about the hold after a change of the tracked key.
     fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked>;
-
-    /// Begins to listen for the message that others wait for the lock. Does no I/O.
-    fn listen(&self, _hold: &Hold) {}
 
     /// Called when others have begun to wait for the lock, or no longer wait.
     fn heed(&self) {}
@@ -121,20 +118,23 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         let certain = lease.map_or(Duration::ZERO, |lease| hold.certain_part(lease));
         let is_kept = lease.is_none() || self.may_be_longer();
         let longer = if is_kept { Longer::Kept } else { hold.next_cut() };
-        let wanted = hold.attention().map(|_| {
-            let (itself, heard, hold) = (Arc::clone(self), hold.heard(), Arc::clone(&hold));
-            let told = move |is_wanted| {
-                hold.told_wanted(is_wanted, heard);
+        let (itself, asks) = (Arc::clone(self), hold.attention().is_some());
+        let renewed = Box::new(move |sent_at, renewed: RenewalOutcome<'_>, resent| {
+            if let Ok((_, is_wanted)) = renewed
+                && asks
+            {
+                hold.told_wanted(is_wanted, sent_at);
                 itself.heed();
-            };
-            Box::new(told) as Box<OnWanted>
-        });
-        let itself = Arc::clone(self);
-        let renewed = Box::new(move |sent_at, renewed: Result<StillHeld, &Arc<str>>, resent| {
+            }
+            let renewed = renewed.map(|(held, _)| held);
+            // A query has no other outcome. If it failed, the renewer repeats it.
+            if lease.is_none() && renewed != Ok(StillHeld::No) {
+                return;
+            }
             hold.cut_answered(longer, renewed.map_err(drop), resent);
             itself.renewed(&hold, sent_at, certain, renewed);
         });
-        Renewal { kind, key, owner, lease, longer, urgent, until, renewed, wanted }
+        Renewal { kind, key, owner, lease, longer, urgent, until, renewed, asks }
     }
 
     /// Takes the server's answer to a renewal that was sent at `sent_at`. `certain` is the certain
@@ -205,7 +205,7 @@ impl<T: Leaseholder> Task for T {
         let renewing = self.with_hold(|renewing| {
             let due = renewing.state.next(&self.core().config, now);
             let lease = due.lease.filter(|_| due.at <= now);
-            let looks = renewing.looks(now);
+            let looks = renewing.look_at() <= now;
             (Arc::clone(&renewing.hold), renewing.begins(lease, now), looks)
         });
         let Some((hold, lease, looks)) = renewing else {
@@ -221,9 +221,7 @@ impl<T: Leaseholder> Task for T {
             return None;
         }
         if looks {
-            // The hold listens before it asks, so that it does not miss a waiter that comes between
-            // these steps.
-            self.listen(&hold);
+            hold.looks(now, || self.core().listen_for_wants(self.key()));
         }
         self.arm();
         (looks || lease.is_some()).then(|| self.renewal(hold, lease))
@@ -241,17 +239,12 @@ impl Renewing<'_> {
     /// Returns the time of the next action: tracking, renewal or the end of the hold.
     pub(crate) fn next(&self, holder: &impl Leaseholder) -> u64 {
         let due = self.state.next(&holder.core().config, clock::now());
-        due.at.min(self.tracked_from(holder)).min(self.hold.look_at(self.state.taken_at))
+        due.at.min(self.tracked_from(holder)).min(self.look_at())
     }
 
-    /// Returns whether the hold must now ask whether others wait for the lock. If the result is
-    /// true, also sets the time of the next question.
-    fn looks(&self, now: u64) -> bool {
-        let looks = self.hold.look_at(self.state.taken_at) <= now;
-        if looks {
-            self.hold.looks(now, self.state.watched.is_some());
-        }
-        looks
+    /// Returns the time at which the hold must ask whether others wait for the lock.
+    fn look_at(&self) -> u64 {
+        self.hold.look_at(self.state.taken_at, self.state.watched.is_some())
     }
 
     /// Returns the time from which the server should track the hold's key. Returns `u64::MAX` if

@@ -68,17 +68,18 @@ pub(crate) struct Renewal {
     pub(crate) urgent: bool,
     /// The deadline of the hold if this renewal fails.
     pub(crate) until: u64,
+    /// Whether the renewal also asks whether others wait for the lock.
+    pub(crate) asks: bool,
     pub(crate) renewed: Box<OnRenewed>,
-    /// Receives the server's answer to the question whether others wait for the lock. `None`: the
-    /// renewal does not ask this question.
-    pub(crate) wanted: Option<Box<OnWanted>>,
 }
 
-pub(crate) type OnWanted = dyn Fn(bool) + Send + Sync;
+/// The outcome of a renewal: the server's answer, and whether others wait for the lock (`false` if
+/// the renewal did not ask), or the reason of the failure.
+pub(crate) type RenewalOutcome<'a> = Result<(StillHeld, bool), &'a Arc<str>>;
 
-/// Receives the time at which the renewal was sent, the server's answer, and whether the renewal
-/// was sent twice.
-type OnRenewed = dyn Fn(u64, Result<StillHeld, &Arc<str>>, bool) + Send + Sync;
+/// Receives the time at which the renewal was sent, its outcome, and whether the renewal was sent
+/// twice.
+type OnRenewed = dyn Fn(u64, RenewalOutcome<'_>, bool) + Send + Sync;
 
 impl fmt::Debug for Renewal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -111,8 +112,6 @@ pub(crate) enum Job {
     Connected,
     /// Wake the subscriber of this server from its read.
     WakeSubscriber(Arc<Node>),
-    /// For each hold that listens for waiters, ask whether others wait. A message may be lost.
-    AskIfWanted,
     /// In a cluster, these slots (sorted) have moved to another server.
     Moved(Vec<u16>),
     Service(Vec<Arc<Lane>>),
@@ -216,12 +215,6 @@ impl Watchdog {
         let _ = self.jobs.send(Job::WakeSubscriber(node));
     }
 
-    /// Makes each hold that listens for waiters ask the server whether others wait.
-    pub(crate) fn ask_if_wanted(&self) {
-        // The receiver exists until the client ends.
-        let _ = self.jobs.send(Job::AskIfWanted);
-    }
-
     /// Makes the renewer open a connection to a server, which may be up again.
     pub(crate) fn look_at(&self, node: Arc<Node>) {
         // The receiver exists until the client ends.
@@ -272,26 +265,14 @@ impl Watchdog {
     /// Queues the `on_lost` callbacks of a hold. The call does not wait for the callbacks.
     pub(crate) fn call_back(&self, name: &Name, reason: LostReason, callbacks: Vec<LossCallback>) {
         for callback in callbacks {
-            let (name, client) = (name.clone(), self.callbacks.client());
-            let call = move || callbacks::call(&name, &client, || callback(reason));
-            self.callbacks.run(Box::new(call));
+            self.call_for(name, move || callback(reason));
         }
     }
 
-    /// Queues an `on_wanted` callback of this name. The callback runs only if `is_held` still
-    /// returns `true`. Does not wait for the callback.
-    pub(crate) fn call_wanted(
-        &self,
-        name: &Name,
-        callback: WantedCallback,
-        is_held: impl FnOnce() -> bool + Send + 'static,
-    ) {
+    /// Queues a user's callback of this name. The call does not wait for the callback.
+    pub(crate) fn call_for(&self, name: &Name, callback: impl FnOnce() + Send + 'static) {
         let (name, client) = (name.clone(), self.callbacks.client());
-        self.callbacks.run(Box::new(move || {
-            if is_held() {
-                callbacks::call(&name, &client, || callback());
-            }
-        }));
+        self.callbacks.run(Box::new(move || callbacks::call(&name, &client, callback)));
     }
 
     /// Makes the callbacks' thread ready, so that a later callback need not wait for its start.

@@ -52,7 +52,7 @@ pub(super) fn acquire_of(
     let acquired = waiting::acquire(&Hooks { handle, together }, (core, name), &claim);
     if !matches!(acquired, Ok(Some(_))) {
         // A thread that waited may have left the queue.
-        handle.sites().for_each(|site| site.report_waiting_threads());
+        handle.sites().for_each(|site| site.heed());
     }
     acquired
 }
@@ -237,7 +237,7 @@ impl Synchronizer for Hooks<'_, '_> {
             return match gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
                 GateOutcome::Leads(leadership) => Ok(Enter::Leads(Some(leadership), None)),
                 GateOutcome::Queued(waiter) => {
-                    self.handle.sites().for_each(|site| site.report_waiting_threads());
+                    self.handle.sites().for_each(|site| site.heed());
                     Ok(Enter::Queued(waiter))
                 }
                 GateOutcome::Occupied => Ok(Enter::NotNow),

@@ -131,7 +131,6 @@ impl Dispatcher {
                     self.give_to(&node, Job::RenewAll);
                 }
             }
-            Job::AskIfWanted => self.give_all(|| Job::AskIfWanted),
             Job::Connected => self.give_all(|| Job::Connected),
             Job::End => {}
         }

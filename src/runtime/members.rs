@@ -23,13 +23,9 @@ pub(crate) trait Member: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// For each hold that must know whether others wait, returns a query to the server.
-    fn ask_if_wanted(self: Arc<Self>) -> Vec<Renewal> {
-        Vec::new()
-    }
-
-    /// Called when a message says that others wait for the lock that this owner holds.
-    fn hear_wanted(&self, _owner: u64) {}
+    /// Called when a message says that others wait for the lock that this owner has. `None`: such
+    /// messages may have been missed. Does no I/O.
+    fn hear_wanted(self: Arc<Self>, _owner: Option<u64>) {}
 
     /// Makes the leases older by this number of nanoseconds. Returns the renewals that are due
     /// after this.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
-use redlatch_client::pubsub::{Host, Names, PubSub, Subscriber};
+use redlatch_client::pubsub::{Host, Names, PubSub, Subscriber, Subscription};
 use redlatch_client::sync::{Mutex, clock, is_forked, own_thread};
 use redlatch_client::{
     Command, Failure, Lane, Limit, Node, Outcome, Posted, ReplyReceiver, Route, Servers, slot_of,
@@ -77,7 +77,7 @@ pub(crate) struct Core {
     /// Whether the client has logged that it changes more semaphores than it can remember for a
     /// repetition after a failover.
     forgets: AtomicBool,
-    /// Whether any hold of this client has ever needed to know whether others wait.
+    /// Whether a hold of this client has ever listened for the message that others wait.
     listens_for_wants: AtomicBool,
     last_heartbeat: AtomicU64,
     counts: Counted,
@@ -337,10 +337,12 @@ impl Core {
         }
     }
 
-    /// Notes that a hold must know whether others wait. After this call, such holds ask the server
-    /// whenever it confirms a subscription to the client's own channel.
-    pub(crate) fn listens_for_wants(&self) {
+    /// Listens for the message that others wait for a hold of this key. From here on, such holds
+    /// ask the server each time the server confirms a subscription to the client's own channel.
+    /// Does no I/O.
+    pub(crate) fn listen_for_wants(&self, key: &str) -> Subscription {
         self.listens_for_wants.store(true, Ordering::SeqCst);
+        self.pubsub.listen_to_own_soon(key)
     }
 
     /// Wakes the subscriber of a server from its read.
@@ -446,7 +448,7 @@ impl Host for Hosted {
     fn hears_anew(&self) {
         let core = self.core.upgrade();
         if let Some(core) = core.filter(|core| core.listens_for_wants.load(Ordering::SeqCst)) {
-            core.watchdog.ask_if_wanted();
+            core.members.all().into_iter().for_each(|member| member.hear_wanted(None));
         }
     }
 

@@ -192,12 +192,6 @@ impl Renewer {
                 }
             }
             Job::WakeSubscriber(node) => self.core.wake_subscriber(&node),
-            Job::AskIfWanted => {
-                let mut members = self.core.members.all();
-                members.retain(|member| self.is_home(member.name()));
-                let renewals = members.into_iter().flat_map(Member::ask_if_wanted).collect();
-                self.renew_each(renewals);
-            }
             Job::Service(lanes) => lanes.iter().for_each(|lane| self.service(lane)),
             Job::LookAt(node) => {
                 // No check is needed if a renewal has reached the server since this job was queued.

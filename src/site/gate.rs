@@ -8,6 +8,7 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 
 use super::queue_entry::QueueEntry;
 use crate::hold::{Hold, HoldLevel, Seat, Tenancy, Terms};
+use crate::lease::WantedCallback;
 use crate::order::line::{QueuedThread, Standing};
 use crate::order::{self, Admission, LeaveOutcome, LockNeed, Order, Side};
 use crate::scripts::{Chain, Mode};
@@ -294,13 +295,15 @@ impl Gate {
         self.state.lock().has_waiters()
     }
 
-    /// Calls `heed` with each tenant, and whether others wait for the lock.
-    pub(super) fn heed(&self, mut heed: impl FnMut(&Arc<Tenancy>, bool)) {
+    /// Returns the tenants whose lock has just become wanted, with the callbacks that are to be
+    /// called.
+    pub(super) fn heed(&self) -> Vec<(Arc<Tenancy>, Vec<WantedCallback>)> {
         let mut state = self.state.lock();
         let has_waiters = state.has_waiters();
-        let Some(seat) = &state.side(self.mode).seat else { return };
+        let Some(seat) = &state.side(self.mode).seat else { return Vec::new() };
         let is_wanted = has_waiters || seat.tenancy.hold().is_wanted();
-        seat.tenancies().for_each(|tenancy| heed(tenancy, is_wanted));
+        let heed = |tenancy: &Arc<Tenancy>| (Arc::clone(tenancy), tenancy.heed(is_wanted));
+        seat.tenancies().map(heed).filter(|(_, callbacks)| !callbacks.is_empty()).collect()
     }
 
     /// Returns all tenants, each with the number of its levels.

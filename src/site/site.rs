@@ -245,12 +245,8 @@ impl Member for Site {
         self.early_renewal().into_iter().collect()
     }
 
-    fn ask_if_wanted(self: Arc<Self>) -> Vec<Renewal> {
-        Self::ask_if_wanted(&self).into_iter().collect()
-    }
-
-    fn hear_wanted(&self, owner: u64) {
-        Self::hear_wanted(self, owner);
+    fn hear_wanted(self: Arc<Self>, owner: Option<u64>) {
+        Self::hear_wanted(&self, owner);
     }
 
     #[cfg(feature = "in-memory")]
@@ -316,12 +312,8 @@ impl Leaseholder for Site {
         Arc::<Self>::downgrade(self)
     }
 
-    fn listen(&self, hold: &Hold) {
-        self.listen_for(hold);
-    }
-
     fn heed(&self) {
-        self.heed_others();
+        Self::heed(self);
     }
 
     /// Only the thread that takes the tenancies out of the seat reports the loss to them. If a

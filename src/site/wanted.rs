@@ -20,8 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::site::Site;
-use crate::hold::{Hold, Leaseholder, Tenancy};
-use crate::lease::{Renewal, WantedCallback};
+use crate::hold::{Leaseholder, Tenancy};
+use crate::lease::WantedCallback;
 
 impl Site {
     /// Registers `callback` for a tenancy.
@@ -35,7 +35,7 @@ impl Site {
     /// Makes the client call the callbacks of the hold in the seat when others begin to wait, or
     /// now if others already wait.
     pub(super) fn attend(self: &Arc<Self>) {
-        self.with_hold(|renewing| renewing.hold.calls(renewing.state.watched.is_some()));
+        self.with_hold(|renewing| renewing.hold.attend());
         self.arm();
         self.heed();
     }
@@ -45,55 +45,40 @@ impl Site {
         tenancy.is_held() && (tenancy.hold().is_wanted() || self.gate.has_waiters())
     }
 
-    /// Records that a thread of this process has begun to wait, or no longer waits.
-    #[inline]
-    pub(crate) fn report_waiting_threads(&self) {
-        if self.has_calls.load(Ordering::SeqCst) {
-            self.heed_others();
+    /// Schedules the callbacks of the guards whose lock has just become wanted. Called when a
+    /// thread of this process has begun to wait or no longer waits, and when the hold was told
+    /// whether others wait.
+    pub(crate) fn heed(&self) {
+        if !self.has_calls.load(Ordering::SeqCst) {
+            return;
         }
-    }
-
-    /// Schedules the callbacks of the guards whose lock has just become wanted.
-    pub(super) fn heed_others(&self) {
-        let mut due = Vec::new();
-        self.gate.heed(|tenancy, is_wanted| {
-            let callbacks = tenancy.heed(is_wanted);
-            if !callbacks.is_empty() {
-                due.push((Arc::clone(tenancy), callbacks));
-            }
-        });
-        for (tenancy, callbacks) in due {
+        for (tenancy, callbacks) in self.gate.heed() {
             tenancy.tell_wanted(&self.core, &self.name);
             for callback in callbacks {
                 let tenancy = Arc::clone(&tenancy);
-                self.core.watchdog.call_wanted(&self.name, callback, move || tenancy.is_held());
+                let call = move || {
+                    if tenancy.is_held() {
+                        callback()
+                    }
+                };
+                self.core.watchdog.call_for(&self.name, call);
             }
         }
     }
 
-    /// Handles the message that others wait for the lock of this owner.
-    pub(super) fn hear_wanted(&self, owner: u64) {
-        if let Some(hold) = self.gate.hold().filter(|hold| hold.owner.number() == owner) {
-            hold.hear_wanted();
-            self.heed_others();
+    /// Handles the message that others wait for the lock of this owner. `None`: such a message may
+    /// have been missed.
+    pub(crate) fn hear_wanted(self: &Arc<Self>, owner: Option<u64>) {
+        match self.gate.hold() {
+            Some(hold) if owner.is_none() => {
+                hold.looks_again();
+                self.arm();
+            }
+            Some(hold) if owner == Some(hold.owner.number()) => {
+                hold.hear_wanted();
+                self.heed();
+            }
+            Some(_) | None => {}
         }
-    }
-
-    /// Listens for the message that others wait, for as long as the hold lasts.
-    pub(super) fn listen_for(&self, hold: &Hold) {
-        if hold.owner.hears()
-            && let Some(attention) = hold.attention()
-        {
-            self.core.listens_for_wants();
-            attention.listen(|| self.core.pubsub.listen_to_own_soon(&self.name));
-        }
-    }
-
-    /// Returns a query that asks whether others wait. Returns `None` if the hold does not listen
-    /// for the message that others wait.
-    pub(super) fn ask_if_wanted(self: &Arc<Self>) -> Option<Renewal> {
-        let hold = self.gate.hold()?;
-        let listens = hold.attention().is_some_and(|attention| attention.listens());
-        listens.then(|| self.renewal(hold, None))
     }
 }

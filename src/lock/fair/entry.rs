@@ -328,7 +328,7 @@ impl FairEntry {
     pub(super) fn stand_down(&self) -> Option<Arc<Tenancy>> {
         let (queued, site) = (self.entry.mailbox.as_ref()?, &self.queue.site);
         let passed = site.gate.stand_down(&queued.recipient);
-        site.report_waiting_threads();
+        site.heed();
         passed
     }
 

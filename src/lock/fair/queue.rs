@@ -137,7 +137,7 @@ impl FairQueue {
         // `has_keep_alive` set, and `command` could then find the list empty and end the
         // keep-alives.
         self.site.gate.stand(queued);
-        self.site.report_waiting_threads();
+        self.site.heed();
         if !std::mem::replace(&mut self.waiters.lock().has_keep_alive, true) {
             let keep_alive: Arc<dyn KeepAlive> = Arc::clone(self) as _;
             self.site.core.watchdog.schedule(&self.site.name, &keep_alive, self.interval());

@@ -52,14 +52,8 @@ impl Member for Pair {
         sites.into_iter().flat_map(Member::renew_now).collect()
     }
 
-    fn ask_if_wanted(self: Arc<Self>) -> Vec<Renewal> {
-        let sites = [&self.read, &self.write].map(Arc::clone);
-        sites.into_iter().flat_map(Member::ask_if_wanted).collect()
-    }
-
-    fn hear_wanted(&self, owner: u64) {
-        Member::hear_wanted(&*self.read, owner);
-        Member::hear_wanted(&*self.write, owner);
+    fn hear_wanted(self: Arc<Self>, owner: Option<u64>) {
+        [&self.read, &self.write].into_iter().for_each(|site| site.hear_wanted(owner));
     }
 
     #[cfg(feature = "in-memory")]

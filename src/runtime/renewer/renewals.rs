@@ -9,8 +9,8 @@ use redlatch_client::Failure;
 use redlatch_client::sync::clock;
 
 use super::{ASK_AGAIN, NAMES_A_PACKET, Renewer};
-use crate::lease::{Renewal, schedule};
-use crate::scripts::renewal::{Longer, RenewalKind, Renewed, StillHeld};
+use crate::lease::{Renewal, RenewalOutcome, schedule};
+use crate::scripts::renewal::{Longer, RenewalKind, Renewed};
 use crate::scripts::{self, Trouble};
 
 /// A period in which the server refuses renewals, from the first refusal until it accepts them
@@ -29,9 +29,7 @@ impl Renewer {
         if !self.try_to(|renewer| renewer.send_renewals(&mut renewals)) {
             let (now, cause) = (clock::now(), self.panicked().cause().error.to_string().into());
             for due in &renewals {
-                if due.lease.is_some() {
-                    self.try_to(|_| (due.renewed)(now, Err(&cause), false));
-                }
+                self.try_to(|_| (due.renewed)(now, Err(&cause), false));
             }
             self.ask_again = Some(now.saturating_add(ASK_AGAIN));
         }
@@ -69,7 +67,7 @@ impl Renewer {
         let commands: Vec<_> = calls
             .iter()
             .map(|call| {
-                let holds = call.iter().map(|due| (&*due.key, &due.owner, due.wanted.is_some()));
+                let holds = call.iter().map(|due| (&*due.key, &due.owner, due.asks));
                 // A query writes nothing, so it does not wait for replicas.
                 let acks = acks.filter(|_| !lease(call).is_zero());
                 scripts::renewal::renew_command(kind(call), holds, lease(call), longer(call), acks)
@@ -81,10 +79,8 @@ impl Renewer {
         let address = self.own.endpoint.health().address();
         let (mut unanswered, mut refused) = (false, false);
         let (mut accepted, mut refusals) = (Vec::new(), Vec::new());
-        let mut tell = |due: &Renewal, renewed: Result<StillHeld, &Arc<str>>| {
-            if due.lease.is_some() || renewed == Ok(StillHeld::No) {
-                (due.renewed)(sent_at, renewed, resent);
-            }
+        let mut tell = |due: &Renewal, renewed: RenewalOutcome<'_>| {
+            (due.renewed)(sent_at, renewed, resent);
             // Only a query must be repeated by the renewer. A renewal is repeated by its hold's
             // alarm.
             unanswered |= due.lease.is_none() && renewed.is_err();
@@ -107,10 +103,7 @@ impl Renewer {
                                 if due.lease.is_some() {
                                     accepted.push(Arc::clone(&due.key));
                                 }
-                                tell(due, Ok(held));
-                                if held != StillHeld::No {
-                                    due.wanted.as_ref().inspect(|told| told(is_wanted));
-                                }
+                                tell(due, Ok((held, is_wanted)));
                             }
                             Renewed::Failed(refusal) => {
                                 refused = true;

@@ -10,9 +10,9 @@ use redlatch_testkit::{Server, wait_until};
 
 use super::*;
 use crate::config::ClientBuilder;
-use crate::lease::{Debtor, KeepAlive, Renewal, Task};
+use crate::lease::{Debtor, KeepAlive, Renewal, RenewalOutcome, Task};
 use crate::runtime::{Message, Session};
-use crate::scripts::renewal::{Longer, RenewalKind, StillHeld};
+use crate::scripts::renewal::{Longer, RenewalKind};
 
 const SOON: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_secs(60);
@@ -46,7 +46,7 @@ fn a_renewal_whose_answer_was_lost_in_a_panic_has_failed() {
     let clumsy = Arc::new(Clumsy::default());
     let renewals = ["first", "second"].map(|key| {
         let (heard, clumsy) = (Arc::clone(&heard), Arc::clone(&clumsy));
-        let renewed = Box::new(move |_, renewed: Result<StillHeld, &Arc<str>>, _| {
+        let renewed = Box::new(move |_, renewed: RenewalOutcome<'_>, _| {
             clumsy.stumble();
             heard.lock().push((key, renewed.is_err()));
         });
@@ -61,7 +61,7 @@ fn a_renewal_whose_answer_was_lost_in_a_panic_has_failed() {
             urgent: false,
             until: 0,
             renewed,
-            wanted: None,
+            asks: false,
         }
     });
     core.watchdog.renew_now(renewals.into());
@@ -185,7 +185,7 @@ fn a_renewal_waits_for_one_packet_of_cleanups_and_no_more() {
             }
             // The renewal falls due while the first packet is processed.
             let (settled, heard) = (Arc::clone(&settled), Arc::clone(&renewed_after));
-            let renewed = Box::new(move |_, _: Result<StillHeld, &Arc<str>>, _| {
+            let renewed = Box::new(move |_, _: RenewalOutcome<'_>, _| {
                 *heard.lock() = Some(settled.load(Ordering::SeqCst));
             });
             let owner = to.id.next_owner();
@@ -200,7 +200,7 @@ fn a_renewal_waits_for_one_packet_of_cleanups_and_no_more() {
                 urgent: false,
                 until: 0,
                 renewed,
-                wanted: None,
+                asks: false,
             };
             to.watchdog.renew_now(vec![renewal]);
         });
