@@ -58,7 +58,7 @@ impl Site {
                 let tenancy = Arc::clone(&tenancy);
                 let call = move || {
                     if tenancy.is_held() {
-                        callback()
+                        callback();
                     }
                 };
                 self.core.watchdog.call_for(&self.name, call);
