@@ -168,8 +168,9 @@ impl CyclicBarrier {
     }
 
     /// Arrives, and blocks until all parties have arrived. If `wait` ends first, breaks the barrier
-    /// and returns [`TimedOut`](Waited::TimedOut). If the last party of an earlier generation is
-    /// still running its action at that time, the next generation breaks as soon as it begins.
+    /// and returns [`TimedOut`](Waited::TimedOut). If the last party of the previous generation is
+    /// still running its action when `wait` ends, this thread's generation has not begun. In that
+    /// case this generation breaks as soon as it begins.
     ///
     /// # Errors
     ///

@@ -26,9 +26,9 @@
 -- drift, and then Redisson drops live waiters.)
 --
 -- If a long queue has only redlatch waiters, the script does not read the queue, and only sets the
--- scores of the owners in ARGV. KEYS 4 shows this: Redisson's waiters enter only at the end. So if
--- a queue had only redlatch waiters at some time, and no Redisson waiter is behind the waiter that
--- was last at that time, the queue still has only redlatch waiters.
+-- scores of the owners in ARGV. KEYS 4 shows this: it names the last waiter of a moment at which
+-- the queue had only redlatch waiters. Redisson's waiters enter only at the end. So if none of them
+-- is behind this waiter now, the queue still has only redlatch waiters.
 --
 -- If a redlatch waiter has sent no keep-alive for two seconds while the server answered others, the
 -- script sets its score to its base. When the lock becomes free, a script drops this waiter as

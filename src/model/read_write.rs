@@ -1,5 +1,5 @@
-//! Read-write locks of the model's server: the scripts of `lua/read_write/`, but without windows
-//! and leases.
+//! Read-write locks of the model's server: the scripts of `lua/read_write/`, but without leases and
+//! without Redisson's windows (`docs/hand-off.md`).
 
 use std::collections::VecDeque;
 use std::sync::LazyLock;

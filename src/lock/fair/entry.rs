@@ -372,7 +372,8 @@ impl Drop for FairEntry {
     }
 }
 
-/// Derives the reply for companion `at` from the reply to the leader.
+/// Derives a newcomer's reply from the reply to the leader. `at` is the newcomer's position behind
+/// the leader.
 fn companion_reply(
     leaders: &Result<Replied<FairAcquired>, Trouble>,
     at: usize,
