@@ -5,7 +5,7 @@
 -- these commands.
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 local all = tonumber(ARGV[1])
-local writes = string.sub(ARGV[3], -6) == ':write'
+local is_plain = string.sub(ARGV[3 + all], 1, 15) ~= 'redisson_rwlock'
 -- The replies of the locks that this part has seen, other than 0; false = the rest of the script
 -- must release this lock. (`seen` is nil if this part has seen no lock.)
 local seen, others
@@ -13,13 +13,14 @@ if #ARGV == 2 + 2 * all and redis.pcall('exists', unpack(KEYS, all + 1, 2 * all)
     seen = true
     for i = 1, all do
         local lock, owner, public, is_held = KEYS[i], ARGV[2 + i], ARGV[2 + all + i]
-        if writes then
+        if is_plain then
+            is_held = redis.pcall('hdel', lock, owner) == 1
+        elseif string.sub(owner, -6) == ':write' then
             is_held = redis.pcall('hexists', lock, owner) == 1 and redis.pcall('hlen', lock) == 2
                 and redis.pcall('del', lock) == 1
-        else
-            is_held = redis.pcall('hdel', lock, owner) == 1
         end
-        local told = is_held and redis.pcall('publish', public, writes and '1' or '0')
+        -- A reader's hold has more keys and shares the lock. The rest of the script releases it.
+        local told = is_held and redis.pcall('publish', public, is_plain and '0' or '1')
         if type(told) ~= 'number' then
             others = others or {}
             others[i] = is_held and 5 or false

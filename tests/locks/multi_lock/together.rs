@@ -58,6 +58,34 @@ fn lock_of(server: &Server, all: &MultiLock) -> (u64, MultiLockGuard) {
     scripts_of(server, || all.lock().unwrap())
 }
 
+/// A reader's hold has more keys than a writer's. One request may release holds of both.
+#[test]
+fn readers_and_writers_that_are_released_together_leave_no_key() {
+    let server = server();
+    let client = client(&server);
+    let [a, b] = ["a", "b"].map(|name| client.read_write_lock(name));
+    let lists: [[&dyn Lock; 2]; 4] = [
+        [a.reader(), b.reader()],
+        [a.reader(), b.writer()],
+        [a.writer(), b.reader()],
+        [a.writer(), b.writer()],
+    ];
+    let mut redis = server.connection();
+    for list in lists {
+        for is_dropped in [false, true] {
+            let guard = MultiLock::new(&list).unwrap().lock().unwrap();
+            if is_dropped {
+                drop(guard);
+            } else {
+                guard.unlock().unwrap();
+            }
+            wait_until("no key is left", SOON, || {
+                redis::cmd("DBSIZE").query::<u64>(&mut redis).unwrap() == 0
+            });
+        }
+    }
+}
+
 #[test]
 fn one_request_takes_all_and_one_releases_them() {
     let server = server();
