@@ -530,8 +530,9 @@ impl KindRights {
         };
         // A request for locks of these kinds may name several locks, and the names come first.
         let names = match self.rights {
-            Rights::Locks | Rights::ReadWriteLocks => "#KEYS / 3",
-            Rights::FencedLocks => "#KEYS / 4",
+            // (A question without a request has one key.)
+            Rights::Locks | Rights::ReadWriteLocks => "math.max(1, #KEYS / 3)",
+            Rights::FencedLocks => "math.max(1, #KEYS / 4)",
             _ => "1",
         };
         let own_channel = if self.bare.contains(&"pubsub") {
