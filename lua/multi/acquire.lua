@@ -74,7 +74,11 @@ for i = 1, all do
     if not is_taken then
         for j = 1, i do
             if not (had and had[j]) then
-                redis.pcall('del', KEYS[j])
+                local undone = writes and redis.pcall('hdel', KEYS[j], ARGV[j + 1], 'mode')
+                    or redis.pcall('hdel', KEYS[j], ARGV[j + 1])
+                if type(undone) ~= 'number' then
+                    redis.pcall('del', KEYS[j])
+                end
             end
         end
         return 0
