@@ -22,8 +22,8 @@ local clock = reply and (length > 0 or since > 0) and redis.call('time')
 -- The server's time in ms.
 local now = clock and clock[1] .. string.sub('00000' .. clock[2], -6, -4)
 if reply and (since <= -10 or since > 0 and math.abs(now - since) >= 10) then
-    local heard = redis.call('pubsub', 'numsub', ARGV[2], ARGV[2] .. ':redlatch')
-    since, reply = 0, heard[2] == heard[4] and 3
+    local heard = redis.pcall('pubsub', 'numsub', ARGV[2], ARGV[2] .. ':redlatch')
+    since, reply = 0, not heard.err and heard[2] == heard[4] and 3
 end
 if reply and (length == 0 or redis.acl_check_cmd('publish', own .. '}', ''))
     and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1 then
