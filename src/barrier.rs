@@ -51,8 +51,8 @@ use crate::scripts::barrier::{
 };
 use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble, VALID_FOR, is_transient};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Leadership, Queue, QueueSite, Synchronizer, Try, Wait, Waited,
-    acquire, outlast, slow_poll_or,
+    Claim, Enter, EnterOf, Lead, Queue, QueueLeadership, QueueSite, Synchronizer, Try, Wait,
+    Waited, acquire, outlast, slow_poll_or,
 };
 
 /// A barrier at which a fixed number of threads wait for each other, again and again. The threads
@@ -656,7 +656,7 @@ impl Synchronizer for Party<'_> {
         })
     }
 
-    fn request_state(&self, _: &Claim<'_, ()>, _: &mut Option<Leadership>) {}
+    fn request_state(&self, _: &Claim<'_, ()>, _: &mut Option<QueueLeadership>) {}
 
     fn collect(&self, _: &mut Lead<()>, _: &Claim<'_, ()>) -> Option<()> {
         None

@@ -18,8 +18,8 @@ use crate::runtime::{Core, Member, Session};
 use crate::scripts::latch::{LatchScripts, LatchState};
 use crate::scripts::{LatchKeys, RequestId, Requests, Trouble};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Leadership, Queue, QueueSite, Signal, Synchronizer, Try, Wait,
-    Waited, acquire, slow_poll_or,
+    Claim, Enter, EnterOf, Lead, Queue, QueueLeadership, QueueSite, Signal, Synchronizer, Try,
+    Wait, Waited, acquire, slow_poll_or,
 };
 
 /// A count in Redis. Threads wait until threads of any process have counted it down to zero. This
@@ -380,7 +380,11 @@ impl Synchronizer for CountDownLatch {
         }))
     }
 
-    fn request_state(&self, _: &Claim<'_, ()>, _: &mut Option<Leadership>) -> LatchRequestState {
+    fn request_state(
+        &self,
+        _: &Claim<'_, ()>,
+        _: &mut Option<QueueLeadership>,
+    ) -> LatchRequestState {
         LatchRequestState::default()
     }
 
@@ -521,7 +525,11 @@ impl QueueSite for LatchSite {
         look(&mut self.queue.lock())
     }
 
-    fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<LatchRequestState>>) {
+    fn transfer_leadership(
+        &self,
+        leadership: QueueLeadership,
+        lead: Option<Lead<LatchRequestState>>,
+    ) {
         // The next leader may wait for a newer count, so it asks at once. Without this leader's
         // request state, it would mistake the end of the time to live for the last count-down.
         let lead = lead.map(|lead| Lead::new(lead.request_state));

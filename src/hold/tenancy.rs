@@ -344,7 +344,7 @@ impl Tenancy {
 
     /// Records whether others wait for the lock. If others wait, returns the callbacks that were
     /// not called since the others began to wait.
-    pub(crate) fn heed(&self, is_wanted: bool) -> Vec<WantedCallback> {
+    pub(crate) fn update_wanted(&self, is_wanted: bool) -> Vec<WantedCallback> {
         let mut end = self.end.lock();
         let fresh = end.wanted().iter_mut().filter_map(|(callback, is_called)| {
             let was_called = std::mem::replace(is_called, is_wanted);

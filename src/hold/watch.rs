@@ -56,7 +56,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked>;
 
     /// Called when others have begun to wait for the lock, or no longer wait.
-    fn heed(&self) {}
+    fn update_wanted(&self) {}
 
     /// Handles the loss of the hold, and reports the loss to the threads that have the hold.
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason);
@@ -124,7 +124,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
                 && asks
             {
                 hold.told_wanted(is_wanted, sent_at);
-                itself.heed();
+                itself.update_wanted();
             }
             let renewed = renewed.map(|(held, _)| held);
             // A query has no other outcome. If it failed, the renewer repeats it.

@@ -15,8 +15,8 @@ use crate::runtime::Session;
 use crate::scripts::{self, Trouble};
 use crate::site::{GateOutcome, Site};
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Leadership, LeadershipGuard, QueueSite, Synchronizer, Try, Wait,
-    acquire,
+    Claim, Enter, EnterOf, Lead, LeadershipGuard, QueueLeadership, QueueSite, Synchronizer, Try,
+    Wait, acquire,
 };
 
 use self::entry::FairEntry;
@@ -182,7 +182,7 @@ impl Synchronizer for FairLock {
     fn request_state(
         &self,
         claim: &Claim<'_, Terms>,
-        leadership: &mut Option<Leadership>,
+        leadership: &mut Option<QueueLeadership>,
     ) -> FairEntry {
         FairEntry::new(&self.queue, claim.thread, claim.need, leadership.take())
     }

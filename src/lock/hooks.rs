@@ -16,7 +16,7 @@ use crate::observe::{Kind, Way};
 use crate::scripts::{Mode, Replied, Trouble};
 use crate::site::{GateOutcome, Leaving, LockNeed, QueueEntry, Site};
 use crate::waiting::{
-    self, Claim, Enter, EnterOf, Lead, Leadership, LeadershipGuard, Listening, QueueSite,
+    self, Claim, Enter, EnterOf, Lead, LeadershipGuard, Listening, QueueLeadership, QueueSite,
     Synchronizer, Try, Wait,
 };
 
@@ -52,7 +52,7 @@ pub(super) fn acquire_of(
     let acquired = waiting::acquire(&Hooks { handle, together }, (core, name), &claim);
     if !matches!(acquired, Ok(Some(_))) {
         // A thread that waited may have left the queue.
-        handle.sites().for_each(|site| site.heed());
+        handle.sites().for_each(|site| site.update_wanted());
     }
     acquired
 }
@@ -237,7 +237,7 @@ impl Synchronizer for Hooks<'_, '_> {
             return match gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
                 GateOutcome::Leads(leadership) => Ok(Enter::Leads(Some(leadership), None)),
                 GateOutcome::Queued(waiter) => {
-                    self.handle.sites().for_each(|site| site.heed());
+                    self.handle.sites().for_each(|site| site.update_wanted());
                     Ok(Enter::Queued(waiter))
                 }
                 GateOutcome::Occupied => Ok(Enter::NotNow),
@@ -296,7 +296,7 @@ impl Synchronizer for Hooks<'_, '_> {
     fn request_state(
         &self,
         _: &Claim<'_, LockNeed>,
-        _: &mut Option<Leadership>,
+        _: &mut Option<QueueLeadership>,
     ) -> Option<QueueEntry> {
         None
     }

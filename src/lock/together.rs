@@ -121,7 +121,7 @@ impl<'a> Together<'a> {
         let others = self.others.get();
         // If this process has just released a lock that another process had handed to it, another
         // process most likely has the lock now.
-        if others.is_empty() || self.is_asked.get() || site.gate.has_just_handed_on(clock::now()) {
+        if others.is_empty() || self.is_asked.get() || site.gate.has_just_relayed(clock::now()) {
             return Ok(None);
         }
         let mut leaderships = Vec::with_capacity(others.len());

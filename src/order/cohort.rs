@@ -60,14 +60,14 @@ impl Cohort {
         self.turn.is_some_and(|turn| now.saturating_sub(turn.began) <= JOINED)
     }
 
-    pub(crate) fn released(&mut self, now: u64, chain: Chain) {
+    pub(crate) fn note_release(&mut self, now: u64, chain: Chain) {
         self.turn = None;
         self.last = Some((now, chain));
     }
 
     /// Whether this process has just released a hold that another process handed to it. If this is
     /// true, another process most likely has the lock now.
-    pub(crate) fn has_just_handed_on(&self, now: u64) -> bool {
+    pub(crate) fn has_just_relayed(&self, now: u64) -> bool {
         self.last.is_some_and(|(end, chain)| {
             chain.clock == ChainClock::Servers && now.saturating_sub(end) < SAME_CHAIN
         })
@@ -113,7 +113,7 @@ mod tests {
         cohort.begin_turn(5, 0);
         assert!(cohort.may_pass(5 + LONGEST_TURN));
         assert!(!cohort.may_pass(5 + LONGEST_TURN + 1));
-        cohort.released(6, Chain::default());
+        cohort.note_release(6, Chain::default());
         assert!(!cohort.may_pass(6));
     }
 
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(cohort.chain(7), first);
         let old = 7 + SAME_CHAIN;
         for (chain, end) in [(first, old), (Chain::received(3, 1), 10)] {
-            cohort.released(end, chain);
+            cohort.note_release(end, chain);
             let late = end + SAME_CHAIN;
             assert_eq!(cohort.chain(late - 1), Chain { count: 2, ..chain });
             assert_eq!(cohort.chain(late), Chain::begun(late));
@@ -146,15 +146,15 @@ mod tests {
     #[test]
     fn a_process_takes_turns_while_others_hand_it_the_lock() {
         let mut cohort = Cohort::default();
-        assert!(!cohort.has_just_handed_on(0), "nobody had it");
-        cohort.released(5, Chain::begun(1));
-        assert!(!cohort.has_just_handed_on(6), "granted by reply: the lock was free");
-        cohort.released(5, Chain::received(1, 1));
+        assert!(!cohort.has_just_relayed(0), "nobody had it");
+        cohort.note_release(5, Chain::begun(1));
+        assert!(!cohort.has_just_relayed(6), "granted by reply: the lock was free");
+        cohort.note_release(5, Chain::received(1, 1));
         assert!(
-            cohort.has_just_handed_on(4 + SAME_CHAIN) && !cohort.has_just_handed_on(5 + SAME_CHAIN)
+            cohort.has_just_relayed(4 + SAME_CHAIN) && !cohort.has_just_relayed(5 + SAME_CHAIN)
         );
         cohort.left_to_others();
-        assert!(!cohort.has_just_handed_on(6));
+        assert!(!cohort.has_just_relayed(6));
     }
 
     /// Two processes hold the lock in turn, each for too short a time to send its chain.
@@ -162,7 +162,7 @@ mod tests {
     fn a_chain_that_no_release_named_goes_on_for_twice_as_long() {
         let mut cohort = Cohort::default();
         let (first, end) = (Chain::begun(7), 6 + SAME_CHAIN);
-        cohort.released(end, first);
+        cohort.note_release(end, first);
         let late = end + 2 * SAME_CHAIN;
         assert_eq!(cohort.chain(late - 1), Chain { count: 2, ..first });
         assert_eq!(cohort.chain(late), Chain::begun(late));

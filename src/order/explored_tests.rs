@@ -12,7 +12,7 @@ use super::*;
 use crate::ask::Asked;
 use crate::hold::line::Line;
 use crate::scripts::{ClientId, FairKeys, Owner};
-use crate::waiting::{Leadership, Signal};
+use crate::waiting::{QueueLeadership, Signal};
 
 const TERMS: Terms = Terms::watched(Duration::from_secs(30));
 const PAST_A_TURN: u64 = 20_000_000;
@@ -40,8 +40,8 @@ enum At {
     /// A thread of a fair lock that has sent its own request.
     Stands(Arc<QueuedThread>),
     Queues(Arc<GateWaiter<()>>),
-    Leads(Mode, Leadership),
-    Releases(Arc<Hold>, Leadership),
+    Leads(Mode, QueueLeadership),
+    Releases(Arc<Hold>, QueueLeadership),
 }
 
 type Tenancies = Vec<Option<Arc<Tenancy>>>;
@@ -224,7 +224,7 @@ impl World {
     }
 
     /// The server grants the thread a hold.
-    fn seat(&mut self, thread: usize, mode: Mode, leadership: &mut Option<Leadership>) {
+    fn seat(&mut self, thread: usize, mode: Mode, leadership: &mut Option<QueueLeadership>) {
         self.seat_of(thread, mode, self.id.next_owner_to(mode, false), leadership);
     }
 
@@ -233,7 +233,7 @@ impl World {
         thread: usize,
         mode: Mode,
         owner: Owner,
-        leadership: &mut Option<Leadership>,
+        leadership: &mut Option<QueueLeadership>,
     ) {
         let asked = Asked { forced: 0, incarnation: 0, at: self.now };
         let hold = Hold::new(owner, TERMS, asked, false);
@@ -299,7 +299,7 @@ impl World {
         }
     }
 
-    fn transfer_leadership(&mut self, leadership: Leadership) {
+    fn transfer_leadership(&mut self, leadership: QueueLeadership) {
         self.state.transfer_leadership(Mode::Lock, leadership, None).0.now();
     }
 

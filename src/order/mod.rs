@@ -63,7 +63,7 @@ use redlatch_client::sync::Thread;
 
 use crate::hold::{Hold, HoldLevel, LevelEnd, Seat, Tenancy, Terms};
 use crate::scripts::Mode;
-use crate::waiting::{Lead, Leadership, Queue, Wake};
+use crate::waiting::{Lead, Queue, QueueLeadership, Wake};
 
 mod cohort;
 #[cfg(test)]
@@ -178,7 +178,7 @@ impl<I> Order<I> {
     /// process has this lock, leads or waits. A thread A that asks for several locks must not wait
     /// at a gate for a thread B. If A leads at another gate, B may wait for A at that gate, and A
     /// and B would wait for ever.
-    pub(crate) fn try_lead_for_multi(&mut self) -> Option<Leadership> {
+    pub(crate) fn try_lead_for_multi(&mut self) -> Option<QueueLeadership> {
         let is_read = self.readers.as_ref().is_some_and(|readers| readers.seat.is_some());
         if self.alone.seat.is_some() || is_read { None } else { self.queue.try_lead() }
     }
@@ -248,7 +248,7 @@ impl<I> Order<I> {
     pub(crate) fn transfer_leadership(
         &mut self,
         mode: Mode,
-        leadership: Leadership,
+        leadership: QueueLeadership,
         lead: Option<Lead<I>>,
     ) -> (Wake, Option<Lead<I>>) {
         if self.queue.first().is_some_and(|first| first.need().mode == mode) {
@@ -280,7 +280,7 @@ impl<I> Order<I> {
         &mut self,
         mode: Mode,
         tenancy: &Arc<Tenancy>,
-        leadership: &mut Option<Leadership>,
+        leadership: &mut Option<QueueLeadership>,
         gone: Option<&Arc<Hold>>,
         now: u64,
     ) -> Admission {
@@ -348,7 +348,7 @@ impl<I> Order<I> {
         // for the release, unless another thread has the leadership. A thread that arrives now
         // sends its request after the release. (If a writer waits for the readers, the writer
         // already leads, and the writer's request may come before the release.)
-        self.side(mode).cohort.released(now, hold.details.chain);
+        self.side(mode).cohort.note_release(now, hold.details.chain);
         let leadership = if mode == Mode::Read { None } else { self.queue.lead_before_waiters() };
         (LeaveOutcome::Release(seat, leadership), NOBODY)
     }

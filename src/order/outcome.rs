@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::hold::{Hold, Seat, Tenancy, Terms};
 use crate::scripts::Mode;
-use crate::waiting::{Leadership, LocalWaiter, Queue};
+use crate::waiting::{LocalWaiter, Queue, QueueLeadership};
 
 /// A thread's need: the mode, and the terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(crate) enum GateOutcome<I> {
     /// reading.
     Reads,
     /// No thread of this process is ahead, so the thread leads.
-    Leads(Leadership),
+    Leads(QueueLeadership),
     Queued(Arc<GateWaiter<I>>),
     /// Another thread is ahead, and the thread does not wait.
     Occupied,
@@ -65,5 +65,5 @@ pub(crate) enum LeaveOutcome {
     /// The last tenancy has left this seat. The thread must release the hold, and then hand the
     /// leadership on. The leadership is `None` if another thread leads, or if the thread has left
     /// the readers' seat.
-    Release(Seat, Option<Leadership>),
+    Release(Seat, Option<QueueLeadership>),
 }

@@ -9,7 +9,7 @@ use super::*;
 use crate::ask::Asked;
 use crate::hold::line::Line;
 use crate::scripts::{ClientId, FairKeys};
-use crate::waiting::{Leadership, Signal};
+use crate::waiting::{QueueLeadership, Signal};
 
 const LEASE: Duration = Duration::from_secs(30);
 const NEED: LockNeed = LockNeed { mode: Mode::Lock, terms: Terms::watched(LEASE) };
@@ -70,7 +70,7 @@ fn each_state_is_left_as_the_table_says() {
 }
 
 /// Returns the leadership of a thread that has entered.
-fn leads(entered: GateOutcome<()>) -> Option<Leadership> {
+fn leads(entered: GateOutcome<()>) -> Option<QueueLeadership> {
     match entered {
         GateOutcome::Leads(leadership) => Some(leadership),
         other => panic!("{other:?}"),
@@ -117,7 +117,7 @@ fn stands(state: &mut Order<()>) -> Arc<QueuedThread> {
     queued
 }
 
-fn admits(state: &mut Order<()>, tenancy: &Arc<Tenancy>, mut leadership: Option<Leadership>) {
+fn admits(state: &mut Order<()>, tenancy: &Arc<Tenancy>, mut leadership: Option<QueueLeadership>) {
     let admitted = state.admit(Mode::Lock, tenancy, &mut leadership, None, 0);
     assert!(matches!(admitted, Admission::Admitted(None)), "{admitted:?}");
     assert!(leadership.is_none());

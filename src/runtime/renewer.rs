@@ -27,9 +27,9 @@ use crate::scripts;
 
 /// The maximum number of names that one script call renews. A longer call would block the server's
 /// other clients for too long.
-const NAMES_A_CALL: usize = 128;
+const NAMES_PER_CALL: usize = 128;
 /// The maximum number of names whose renewals are written before a reply is read.
-const NAMES_A_PACKET: usize = 16 * NAMES_A_CALL;
+const NAMES_PER_PACKET: usize = 16 * NAMES_PER_CALL;
 /// How long a reply for which no caller waits may take, in addition to some round trips. If the
 /// reply takes longer, its lane is closed.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -40,9 +40,9 @@ pub(crate) struct Renewer {
     core: Arc<Core>,
     /// The number of the server.
     server: usize,
-    /// The maximum number of names in one call: [`NAMES_A_CALL`], or one in a cluster. In a cluster
+    /// The maximum number of names in one call: [`NAMES_PER_CALL`], or one in a cluster. In a cluster
     /// two names are usually in two slots, or at two servers while their slot moves.
-    names_a_call: usize,
+    names_per_call: usize,
     /// A separate connection, so that renewals and callers' commands do not delay each other.
     own: OwnLink,
     /// Cleanups that are not done yet.
@@ -64,14 +64,14 @@ pub(crate) struct Renewer {
 impl Renewer {
     pub(crate) fn new(core: Arc<Core>, node: &Arc<Node>) -> Self {
         let (server, in_cluster) = (node.number(), core.servers.cluster().is_some());
-        let names_a_call = if in_cluster { 1 } else { NAMES_A_CALL };
+        let names_per_call = if in_cluster { 1 } else { NAMES_PER_CALL };
         let own = OwnLink::new(&core, node);
         let last_run = own.endpoint.incarnation();
         let is_unmet = !core.is_met();
         Self {
             core,
             server,
-            names_a_call,
+            names_per_call,
             own,
             cleanups: Vec::new(),
             ask_again: None,
@@ -249,8 +249,8 @@ impl Renewer {
         let by_name: HashMap<_, _> =
             members.iter().map(|member| (Arc::clone(member.name()), member)).collect();
         let members: Vec<_> = by_name.into_iter().collect();
-        for members in members.chunks(NAMES_A_PACKET) {
-            let calls: Vec<_> = members.chunks(self.names_a_call).collect();
+        for members in members.chunks(NAMES_PER_PACKET) {
+            let calls: Vec<_> = members.chunks(self.names_per_call).collect();
             let command = |call: &&[(Arc<str>, _)]| {
                 let names: Vec<_> = call.iter().map(|(name, _)| &**name).collect();
                 scripts::lock::owners_command(&names, self.core.id.as_str())

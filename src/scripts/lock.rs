@@ -83,7 +83,7 @@ pub(crate) struct Again {
 
 /// Further arguments of a request for a lock.
 #[derive(Clone, Copy, Debug)]
-enum Behind {
+enum ExtraArguments {
     Nothing,
     /// The writer under whose hold the owner reads.
     Writer(Owner),
@@ -164,7 +164,12 @@ impl LockScripts<'_> {
     ) -> Result<Replied<Acquired>, Trouble> {
         let scripts = self.script_set();
         let script = if probably_held { scripts.acquire_held } else { scripts.acquire };
-        self.send(script, owner, lease, again.map_or(Behind::Nothing, Behind::Again))
+        self.send(
+            script,
+            owner,
+            lease,
+            again.map_or(ExtraArguments::Nothing, ExtraArguments::Again),
+        )
     }
 
     /// Takes the lock if it is free. Ignores the queue, and adds no entry to it.
@@ -173,7 +178,7 @@ impl LockScripts<'_> {
         owner: &Owner,
         lease: Duration,
     ) -> Result<Replied<Acquired>, Trouble> {
-        self.send(self.script_set().try_acquire, owner, lease, Behind::Nothing)
+        self.send(self.script_set().try_acquire, owner, lease, ExtraArguments::Nothing)
     }
 
     /// Like [`try_acquire`](Self::try_acquire), for a reader whose thread may also hold the write
@@ -184,7 +189,7 @@ impl LockScripts<'_> {
         lease: Duration,
         writer: &Owner,
     ) -> Result<Replied<Acquired>, Trouble> {
-        self.send(self.script_set().try_acquire, owner, lease, Behind::Writer(*writer))
+        self.send(self.script_set().try_acquire, owner, lease, ExtraArguments::Writer(*writer))
     }
 
     /// Raises the lease of a hold, and returns the number of processes that wait, or `None` if the
@@ -195,7 +200,7 @@ impl LockScripts<'_> {
         lease: Duration,
     ) -> Result<Replied<Option<u32>>, Trouble> {
         let Replied { reply, in_doubt, unacknowledged } =
-            self.send(&super::read_write::READ_ON, owner, lease, Behind::Nothing)?;
+            self.send(&super::read_write::READ_ON, owner, lease, ExtraArguments::Nothing)?;
         let reply = match reply {
             Acquired::Granted { places, .. } => Some(places),
             Acquired::Refused(_) | Acquired::NotTaken => None,
@@ -215,9 +220,9 @@ impl LockScripts<'_> {
         script: &'static LazyLock<Script>,
         owner: &Owner,
         lease: Duration,
-        behind: Behind,
+        extra: ExtraArguments,
     ) -> Result<Replied<Acquired>, Trouble> {
-        let command = self.request(script, owner, lease, behind);
+        let command = self.request(script, owner, lease, extra);
         // Sends the request over the name's lane, and once more if the connection breaks: the copy
         // finds the owner's hold or entry. `in_doubt`: whether the request was sent twice.
         let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
@@ -230,11 +235,11 @@ impl LockScripts<'_> {
         script: &'static LazyLock<Script>,
         owner: &Owner,
         lease: Duration,
-        behind: Behind,
+        extra: ExtraArguments,
     ) -> Command {
         let (mut digits, owner) = ([0; 20], owner.text());
         let arguments = [millis(lease, &mut digits), &owner].map(Pieces::from);
-        let command = self.command(script, &arguments, behind).acknowledged(self.acks);
+        let command = self.command(script, &arguments, extra).acknowledged(self.acks);
         needing(command, self.rights())
     }
 
@@ -252,7 +257,7 @@ impl LockScripts<'_> {
     pub(crate) fn keep_command(self, owner: &Owner, rest: Duration) -> Command {
         let (owner, mut digits) = (owner.text(), [0; 20]);
         let arguments = [&owner, millis(rest, &mut digits)].map(Pieces::from);
-        self.command(&KEEP, &arguments, Behind::Nothing)
+        self.command(&KEEP, &arguments, ExtraArguments::Nothing)
     }
 
     /// Ends the hold of any holder. Returns `false` if there was nothing to unlock.
@@ -263,7 +268,8 @@ impl LockScripts<'_> {
             Mode::Read => Some(Pieces::from(&b"read"[..])),
             Mode::Write => Some(Pieces::from(&b"write"[..])),
         });
-        let command = self.command(self.script_set().force_unlock, &arguments, Behind::Nothing);
+        let command =
+            self.command(self.script_set().force_unlock, &arguments, ExtraArguments::Nothing);
         flag(accepted(send_force_unlock(self.route, self.keys.name, &command)?, self.rights())?)
     }
 
@@ -281,15 +287,19 @@ impl LockScripts<'_> {
         match self::since(chain, &mut since) {
             Some(since) => {
                 let count = decimal(chain.count.into(), &mut count);
-                self.command(script, &[owner, channel, since.into(), count.into()], Behind::Nothing)
+                self.command(
+                    script,
+                    &[owner, channel, since.into(), count.into()],
+                    ExtraArguments::Nothing,
+                )
             }
             // The database's number comes after the chain, so two zeros are sent if there is no
             // chain.
             None if self.database != 0 => {
                 let nothing = b"0"[..].into();
-                self.command(script, &[owner, channel, nothing, nothing], Behind::Nothing)
+                self.command(script, &[owner, channel, nothing, nothing], ExtraArguments::Nothing)
             }
-            None => self.command(script, &[owner, channel], Behind::Nothing),
+            None => self.command(script, &[owner, channel], ExtraArguments::Nothing),
         }
     }
 
@@ -299,26 +309,26 @@ impl LockScripts<'_> {
         self,
         script: &'static LazyLock<Script>,
         arguments: &[Pieces<'_>],
-        behind: Behind,
+        extra: ExtraArguments,
     ) -> Command {
         let (keys, count) = self.keys.of_scripts();
         let keys = &keys[..count];
         // The number of the database is nearly always 0, and 0 is not sent.
         let (database, mut digits) = (self.database.unsigned_abs(), [[0; 20]; 3]);
         let [first, second, third] = &mut digits;
-        if let (0, Behind::Nothing) = (database, behind) {
+        if let (0, ExtraArguments::Nothing) = (database, extra) {
             return Command::script(script, keys, arguments);
         }
         let mut arguments = arguments.to_vec();
         arguments.push(decimal(database, first).into());
-        match behind {
-            Behind::Nothing => {}
-            Behind::Writer(owner) => {
+        match extra {
+            ExtraArguments::Nothing => {}
+            ExtraArguments::Writer(owner) => {
                 let text = owner.text();
                 arguments.push(Pieces::from(&*text));
                 return Command::script(script, keys, &arguments);
             }
-            Behind::Again(Again { came, sent }) => {
+            ExtraArguments::Again(Again { came, sent }) => {
                 arguments.push(decimal(came, second).into());
                 arguments.extend(sent.map(|sent| Pieces::from(decimal(sent, third))));
             }
@@ -388,7 +398,7 @@ pub(crate) fn release(
     same_server: impl FnOnce() -> bool,
 ) -> Result<Released, Trouble> {
     let (outcome, in_doubt) = route.call_twice(command, || command.clone());
-    match released(outcome, rights) {
+    match release_reply(outcome, rights) {
         Ok(released) => Ok(released.after_a_copy(in_doubt, same_server)),
         Err(trouble) if in_doubt => Err(Trouble::Unknown(trouble.into_error())),
         Err(trouble) => Err(trouble),
@@ -405,7 +415,7 @@ impl Released {
     }
 }
 
-pub(crate) fn released(outcome: Outcome, rights: Rights) -> Result<Released, Trouble> {
+pub(crate) fn release_reply(outcome: Outcome, rights: Rights) -> Result<Released, Trouble> {
     match accepted(outcome, rights)? {
         Value::Nil => Ok(Released::NotHeld),
         Value::Int(1) => Ok(Released::HandedOn),

@@ -7,7 +7,7 @@ use redis::Value;
 use redlatch_client::{Command, Outcome, Pieces, Route, Script, decimal};
 
 use super::chain::Chain;
-use super::lock::{Acquired, LockScripts, Released, acquired, released, since};
+use super::lock::{Acquired, LockScripts, Released, acquired, release_reply, since};
 use super::{
     Mode, Owner, Replied, Rights, Trouble, accepted, granted, millis, needing, unexpected,
 };
@@ -121,7 +121,7 @@ pub(crate) fn all_released(
 ) -> Result<Vec<Option<Released>>, Trouble> {
     let read = |reply| match reply {
         Value::Int(-1) => Ok(None),
-        reply => released(Ok(reply), Rights::Locks).map(Some),
+        reply => release_reply(Ok(reply), Rights::Locks).map(Some),
     };
     match accepted(outcome, Rights::Locks)? {
         Value::Int(0) => Ok(vec![Some(Released::Done); count]),

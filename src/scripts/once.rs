@@ -36,7 +36,7 @@ impl Once<'_> {
         let mut arguments: Vec<&[u8]> = Vec::with_capacity(4 + self.arguments.len());
         arguments.push(decimal(number, first));
         arguments.push(decimal(latest, second));
-        arguments.push(millis(requests.memory, third));
+        arguments.push(millis(requests.record_ttl, third));
         let at = write_decimal(before, &mut signed[1..]);
         arguments.push(&signed[if copy { at } else { at + 1 }..]);
         arguments.extend_from_slice(self.arguments);

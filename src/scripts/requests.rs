@@ -19,7 +19,7 @@ use crate::scripts::SemaphoreKeys;
 pub(super) static MEND: LazyLock<Script> = script!(MARKED, "semaphore/mend.lua");
 
 /// The time for which the server remembers the last request of a sequence.
-pub(super) const MEMORY: Duration = Duration::from_secs(300);
+pub(super) const RECORD_TTL: Duration = Duration::from_secs(300);
 /// A request may be applied within this time after it was opened. The server remembers a request
 /// for longer, and the difference is more than two clocks can drift apart. So a server that has
 /// forgotten the first copy refuses later copies.
@@ -63,7 +63,7 @@ pub(crate) struct Requests {
     pub(super) server: Arc<ServerClock>,
     pub(super) sequences: Mutex<Sequences>,
     valid_for: Duration,
-    pub(super) memory: Duration,
+    pub(super) record_ttl: Duration,
     changes: Weak<ChangedNames>,
     /// The route to the name's server, or `None` if the client does not repeat the changes.
     route: Option<Route>,
@@ -106,7 +106,7 @@ impl Requests {
             server: Arc::clone(server),
             sequences: Mutex::default(),
             valid_for: VALID_FOR,
-            memory: MEMORY,
+            record_ttl: RECORD_TTL,
             changes: Weak::new(),
             route: None,
         }
@@ -121,8 +121,8 @@ impl Requests {
 
     /// Sets for how long a request is valid, and for how long the server remembers it.
     #[cfg(all(test, testkit))]
-    pub(crate) fn forgotten_after(mut self, valid_for: Duration, memory: Duration) -> Self {
-        (self.valid_for, self.memory) = (valid_for, memory);
+    pub(crate) fn forgotten_after(mut self, valid_for: Duration, record_ttl: Duration) -> Self {
+        (self.valid_for, self.record_ttl) = (valid_for, record_ttl);
         self
     }
 
@@ -254,7 +254,7 @@ impl Requests {
         // be applied twice. (A change that is refused too early is logged.)
         let latest = changes.iter().map(|change| change.latest).min()?;
         let mut arguments: Vec<String> = [last.number, latest].iter().map(u64::to_string).collect();
-        arguments.push(self.memory.as_millis().to_string());
+        arguments.push(self.record_ttl.as_millis().to_string());
         arguments.push("-0".to_owned());
         arguments.push(SemaphoreKeys::channel(&last.semaphore));
         arguments.push(last.mark.as_ref().map_or_else(String::new, Mark::to_string));

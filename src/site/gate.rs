@@ -12,7 +12,7 @@ use crate::lease::WantedCallback;
 use crate::order::line::{QueuedThread, Standing};
 use crate::order::{self, Admission, LeaveOutcome, LockNeed, Order, Side};
 use crate::scripts::{Chain, Mode};
-use crate::waiting::{Lead, Leadership, Wake};
+use crate::waiting::{Lead, QueueLeadership, Wake};
 
 #[cfg(all(test, models))]
 mod model_tests;
@@ -52,7 +52,7 @@ impl Gate {
         self.at(|state, now| state.enter(thread, need, waits, now))
     }
 
-    pub(crate) fn try_lead_for_multi(&self) -> Option<Leadership> {
+    pub(crate) fn try_lead_for_multi(&self) -> Option<QueueLeadership> {
         self.state.lock().try_lead_for_multi()
     }
 
@@ -71,7 +71,7 @@ impl Gate {
     pub(crate) fn admit(
         &self,
         tenancy: &Arc<Tenancy>,
-        leadership: &mut Option<Leadership>,
+        leadership: &mut Option<QueueLeadership>,
         gone: Option<&Arc<Hold>>,
     ) -> Admission {
         self.at(|state, now| state.admit(self.mode, tenancy, leadership, gone, now))
@@ -187,7 +187,7 @@ impl Gate {
     /// the lead.
     pub(super) fn transfer_leadership(
         &self,
-        leadership: Leadership,
+        leadership: QueueLeadership,
         lead: Option<Lead<RequestState>>,
     ) -> Option<Lead<RequestState>> {
         let (wake, left) = self.state.lock().transfer_leadership(self.mode, leadership, lead);
@@ -297,13 +297,14 @@ impl Gate {
 
     /// Returns the tenants whose lock has just become wanted, with the callbacks that are to be
     /// called.
-    pub(super) fn heed(&self) -> Vec<(Arc<Tenancy>, Vec<WantedCallback>)> {
+    pub(super) fn update_wanted(&self) -> Vec<(Arc<Tenancy>, Vec<WantedCallback>)> {
         let mut state = self.state.lock();
         let has_waiters = state.has_waiters();
         let Some(seat) = &state.side(self.mode).seat else { return Vec::new() };
         let is_wanted = has_waiters || seat.tenancy.hold().is_wanted();
-        let heed = |tenancy: &Arc<Tenancy>| (Arc::clone(tenancy), tenancy.heed(is_wanted));
-        seat.tenancies().map(heed).filter(|(_, callbacks)| !callbacks.is_empty()).collect()
+        let update_wanted =
+            |tenancy: &Arc<Tenancy>| (Arc::clone(tenancy), tenancy.update_wanted(is_wanted));
+        seat.tenancies().map(update_wanted).filter(|(_, callbacks)| !callbacks.is_empty()).collect()
     }
 
     /// Returns all tenants, each with the number of its levels.
@@ -341,8 +342,8 @@ impl Gate {
         self.with_side(|side| side.cohort.chain(asked_at))
     }
 
-    pub(crate) fn has_just_handed_on(&self, now: u64) -> bool {
-        self.with_side(|side| side.cohort.has_just_handed_on(now))
+    pub(crate) fn has_just_relayed(&self, now: u64) -> bool {
+        self.with_side(|side| side.cohort.has_just_relayed(now))
     }
 
     pub(crate) fn left_to_others(&self) {

@@ -208,7 +208,7 @@ impl QueueEntry {
         let replied = match beside {
             Some(writing) => scripts.read_beside(&self.owner, lease, writing),
             None if waits => {
-                let probably_held = again.is_some() || site.gate.has_just_handed_on(asked.at);
+                let probably_held = again.is_some() || site.gate.has_just_relayed(asked.at);
                 scripts.acquire(&self.owner, lease, again, probably_held)
             }
             None => scripts.try_acquire(&self.owner, lease),

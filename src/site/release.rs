@@ -238,10 +238,10 @@ impl Site {
             Leaving::Posted | Leaving::ToExpire { .. } => {
                 // The thread may ask for the lock again at once. If the server has not yet read
                 // this next request, the message of the release reaches the next process sooner.
-                let command = command.answered_first(hold.details.by_message);
+                let command = command.reply_before_next(hold.details.by_message);
                 let (site, hold) = (Arc::clone(self), Arc::clone(hold));
                 let receiver = move |outcome: Outcome| {
-                    let released = scripts::lock::released(outcome, site.scripts().rights());
+                    let released = scripts::lock::release_reply(outcome, site.scripts().rights());
                     if let Err(error) = site.released(&hold, released) {
                         site.core.watchdog.log_error(error);
                     }
@@ -409,7 +409,7 @@ impl Site {
         }
         let rights = self.scripts().rights();
         let receiver = move |outcome: Outcome| {
-            if scripts::lock::released(outcome, rights).is_err() {
+            if scripts::lock::release_reply(outcome, rights).is_err() {
                 later();
             }
         };

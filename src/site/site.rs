@@ -21,7 +21,7 @@ use crate::scripts::lock::LockScripts;
 use crate::scripts::renewal::RenewalKind;
 use crate::scripts::{self, Chain, LockKeys, Mode, Trouble};
 use crate::snapshot::Held;
-use crate::waiting::{Lead, Leadership, QueueSite};
+use crate::waiting::{Lead, QueueLeadership, QueueSite};
 
 /// One name in one client. All handles of the name's re-entrant and fair locks share one site. The
 /// name's fenced lock has another site, and its read-write lock has two sites: one for readers, and
@@ -121,7 +121,7 @@ impl Site {
     pub(crate) fn admit(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
-        leadership: &mut Option<Leadership>,
+        leadership: &mut Option<QueueLeadership>,
     ) -> Result<bool, Error> {
         let mut gone = None;
         loop {
@@ -305,15 +305,15 @@ impl Leaseholder for Site {
     }
 
     fn expects_hold(&self, now: u64) -> bool {
-        self.gate.has_just_handed_on(now)
+        self.gate.has_just_relayed(now)
     }
 
     fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked> {
         Arc::<Self>::downgrade(self)
     }
 
-    fn heed(&self) {
-        Self::heed(self);
+    fn update_wanted(&self) {
+        Self::update_wanted(self);
     }
 
     /// Only the thread that takes the tenancies out of the seat reports the loss to them. If a
@@ -372,7 +372,11 @@ impl QueueSite for Arc<Site> {
 
     /// Gives the leadership to the next thread in the queue. If this thread needs the same mode, it
     /// also gets the entry. Otherwise the entry is given up.
-    fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<Option<QueueEntry>>>) {
+    fn transfer_leadership(
+        &self,
+        leadership: QueueLeadership,
+        lead: Option<Lead<Option<QueueEntry>>>,
+    ) {
         let left = self.gate.transfer_leadership(leadership, lead);
         if let Some(entry) = left.and_then(|lead| lead.request_state) {
             self.leave_queue(entry);

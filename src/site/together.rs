@@ -174,7 +174,7 @@ fn release_all(holds: &[(&Arc<Site>, Arc<Hold>)], how: Leaving) -> Vec<Option<Re
 /// client releases that hold in the background.
 fn post_all(first: &Arc<Site>, holds: &[(&Arc<Site>, Arc<Hold>)], command: Command) {
     // As for one lock: see `Site::release`.
-    let command = command.answered_first(holds.iter().any(|(_, hold)| hold.details.by_message));
+    let command = command.reply_before_next(holds.iter().any(|(_, hold)| hold.details.by_message));
     let holds: Vec<_> =
         holds.iter().map(|(site, hold)| (Arc::clone(site), Arc::clone(hold))).collect();
     let receiver = move |outcome: Outcome| {

@@ -37,7 +37,7 @@ impl Site {
     pub(super) fn attend(self: &Arc<Self>) {
         self.with_hold(|renewing| renewing.hold.attend());
         self.arm();
-        self.heed();
+        self.update_wanted();
     }
 
     /// Whether others wait for the lock, as far as this process knows.
@@ -48,11 +48,11 @@ impl Site {
     /// Schedules the callbacks of the guards whose lock has just become wanted. Called when a
     /// thread of this process has begun to wait or no longer waits, and when the hold was told
     /// whether others wait.
-    pub(crate) fn heed(&self) {
+    pub(crate) fn update_wanted(&self) {
         if !self.has_calls.load(Ordering::SeqCst) {
             return;
         }
-        for (tenancy, callbacks) in self.gate.heed() {
+        for (tenancy, callbacks) in self.gate.update_wanted() {
             tenancy.tell_wanted(&self.core, &self.name);
             for callback in callbacks {
                 let tenancy = Arc::clone(&tenancy);
@@ -76,7 +76,7 @@ impl Site {
             }
             Some(hold) if owner == Some(hold.owner.number()) => {
                 hold.hear_wanted();
-                self.heed();
+                self.update_wanted();
             }
             Some(_) | None => {}
         }

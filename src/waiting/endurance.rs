@@ -120,12 +120,12 @@ mod tests {
     #[test]
     fn an_answer_ends_an_outage_but_not_a_lack_of_replicas() {
         let begun = Instant::now();
-        for (trouble, goes_on) in [(Passing::Outage, true), (Passing::Unacknowledged, false)] {
+        for (trouble, before_sleep) in [(Passing::Outage, true), (Passing::Unacknowledged, false)] {
             let mut endurance = Endurance::default();
             assert!(endurance.failed_at(begun, trouble, LIMIT).is_some());
             endurance.answered(after(1.0, begun));
             let pause = endurance.failed_at(after(60.0, begun), trouble, LIMIT);
-            assert_eq!(pause.is_some(), goes_on, "{trouble:?}");
+            assert_eq!(pause.is_some(), before_sleep, "{trouble:?}");
             // The present failure comes long after the previous failure.
             assert!(
                 endurance.failed_at(after(200.0, begun), Passing::Unacknowledged, LIMIT).is_some()
@@ -140,11 +140,11 @@ mod tests {
         let longest_request = Duration::from_secs(5);
         let mut endurance = Endurance { longest_request, ..Endurance::default() };
         let limit = Duration::from_secs(1);
-        let mut goes_on =
+        let mut before_sleep =
             |at| endurance.failed_at(after(at, begun), Passing::Unacknowledged, limit).is_some();
-        assert!(goes_on(0.0));
-        assert!(!goes_on(2.0));
-        assert!(goes_on(9.0), "the last failure was long ago");
+        assert!(before_sleep(0.0));
+        assert!(!before_sleep(2.0));
+        assert!(before_sleep(9.0), "the last failure was long ago");
     }
 
     #[test]

@@ -55,8 +55,8 @@ impl<'a> LongWait<'a> {
 
     /// Records that the thread is about to sleep. `arrival` is the thread's number in the process's
     /// queue, or zero for the leader. Returns how long the thread may sleep before it must call
-    /// `goes_on` again.
-    pub(super) fn goes_on(&mut self, arrival: u64) -> Duration {
+    /// `before_sleep` again.
+    pub(super) fn before_sleep(&mut self, arrival: u64) -> Duration {
         let Self { core, name, thread, .. } = *self;
         let now = clock::now();
         if self.since == 0 {

@@ -38,7 +38,7 @@ pub(crate) use endurance::Endurance;
 pub(crate) use listening::{Listening, await_confirmation};
 use long_wait::LongWait;
 pub(crate) use queue::{
-    Lead, Leadership, LeadershipGuard, LocalWaiter, Queue, QueueSite, Signal, Wake,
+    Lead, LeadershipGuard, LocalWaiter, Queue, QueueLeadership, QueueSite, Signal, Wake,
 };
 use queue::{SignalOf, WaiterOf};
 
@@ -84,7 +84,7 @@ pub(crate) trait Synchronizer {
     fn request_state(
         &self,
         claim: &ClaimOf<'_, Self>,
-        leadership: &mut Option<Leadership>,
+        leadership: &mut Option<QueueLeadership>,
     ) -> RequestStateOf<Self>;
 
     /// How the leader got a grant that it [collects](Self::collect).
@@ -137,7 +137,7 @@ pub(crate) enum Enter<N, G, I> {
     Queued(Arc<LocalWaiter<N, G, I>>),
     /// The thread leads. Without a leadership, it asks only for itself. (The lead is boxed, because
     /// this enum is moved even if the thread gets an immediate grant.)
-    Leads(Option<Leadership>, Option<Box<Lead<I>>>),
+    Leads(Option<QueueLeadership>, Option<Box<Lead<I>>>),
 }
 
 #[derive(Debug)]
@@ -353,7 +353,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         let Self { synchronizer, core, name, .. } = *self;
         let (site, wait) = (synchronizer.site(), &self.claim.wait);
         loop {
-            let at_most = self.long_wait.goes_on(waiter.arrival());
+            let at_most = self.long_wait.before_sleep(waiter.arrival());
             waiter.spin_if_called();
             if let Some(signal) = waiter.take_signal() {
                 return Ok(Some(signal));
@@ -464,7 +464,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             } else {
                 // The thread sleeps until a message on a channel, a grant message (`may_collect`),
                 // the time `ask_at` or the end of the wait.
-                let at_most = self.long_wait.goes_on(0);
+                let at_most = self.long_wait.before_sleep(0);
                 let slept = listening.sleep(core, name, claim, at_most, may_collect);
                 // The last answer shows that the server is up, unless the server refused a channel
                 // or did not confirm it in time. If the leader was cancelled, the answer still
@@ -504,7 +504,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         };
         // The pause is short, so a warning that becomes due during the pause may come after the
         // pause.
-        self.long_wait.goes_on(arrival);
+        self.long_wait.before_sleep(arrival);
         doze(core, name, claim.thread, wait, wait.sleep_until(pause), || false)?;
         if wait.is_over() { Err(error) } else { Ok(()) }
     }

@@ -52,7 +52,7 @@ impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {
         Ok(Enter::Leads(None, None))
     }
 
-    fn request_state(&self, _: &Claim<'_, ()>, _: &mut Option<Leadership>) {}
+    fn request_state(&self, _: &Claim<'_, ()>, _: &mut Option<QueueLeadership>) {}
 
     fn collect(&self, _: &mut Lead<()>, _: &Claim<'_, ()>) -> Option<()> {
         None

@@ -19,7 +19,7 @@ use crate::error::Error;
 /// thread leads.
 #[must_use = "if it is dropped, no thread can lead again"]
 #[derive(Debug)]
-pub(crate) struct Leadership(());
+pub(crate) struct QueueLeadership(());
 
 /// The waiters in order, and the leadership. `N` is a waiter's need, `G` is the type of a grant,
 /// and `I` is a leader's request state. The site's mutex guards the queue and all decisions about
@@ -27,7 +27,7 @@ pub(crate) struct Leadership(());
 #[derive(Debug)]
 pub(crate) struct Queue<N, G, I> {
     /// `None` while a thread leads. The leader, or a signal to the next leader, then has the value.
-    leadership: Option<Leadership>,
+    leadership: Option<QueueLeadership>,
     /// The time at which the server last answered a leader.
     last_answer: Option<Instant>,
     /// Whether the server answered the last leader that had enough time for a request.
@@ -68,7 +68,7 @@ pub(crate) enum Signal<G, I> {
     Passed(G),
     /// The waiter now leads, with the lead of the previous leader if that leader passed its lead
     /// on. (Without a leadership, the waiter asks only for itself.)
-    Leadership(Option<Leadership>, Option<Box<Lead<I>>>),
+    Leadership(Option<QueueLeadership>, Option<Box<Lead<I>>>),
     /// The leader's request failed.
     Failed(Error),
 }
@@ -94,7 +94,7 @@ impl Wake {
 
 impl<N, G, I> Queue<N, G, I> {
     pub(crate) fn new() -> Self {
-        let leadership = Some(Leadership(()));
+        let leadership = Some(QueueLeadership(()));
         Self { leadership, last_answer: None, answers: false, waiters: None }
     }
 
@@ -103,18 +103,18 @@ impl<N, G, I> Queue<N, G, I> {
     }
 
     /// Takes the leadership if no other thread leads or waits.
-    pub(crate) fn try_lead(&mut self) -> Option<Leadership> {
+    pub(crate) fn try_lead(&mut self) -> Option<QueueLeadership> {
         if self.first().is_some() { None } else { self.lead_before_waiters() }
     }
 
     /// Takes the leadership if no other thread leads, even if threads wait.
-    pub(crate) fn lead_before_waiters(&mut self) -> Option<Leadership> {
+    pub(crate) fn lead_before_waiters(&mut self) -> Option<QueueLeadership> {
         self.leadership.take()
     }
 
     /// Ends a leadership, so that no thread leads. If threads wait, the caller knows that another
     /// thread will promote the first of them.
-    pub(crate) fn resign(&mut self, leadership: Leadership) {
+    pub(crate) fn resign(&mut self, leadership: QueueLeadership) {
         self.leadership = Some(leadership);
     }
 
@@ -196,7 +196,7 @@ impl<N, G, I> Queue<N, G, I> {
     /// returns the lead.
     pub(crate) fn promote(
         &mut self,
-        leadership: Leadership,
+        leadership: QueueLeadership,
         lead: Option<Lead<I>>,
     ) -> (Wake, Option<Lead<I>>) {
         let Some(first) = self.pop() else {
@@ -308,7 +308,11 @@ pub(crate) trait QueueSite {
 
     /// Takes the leadership from a leader that is done, and [promotes](Queue::promote) the next
     /// thread.
-    fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<Self::RequestState>>) {
+    fn transfer_leadership(
+        &self,
+        leadership: QueueLeadership,
+        lead: Option<Lead<Self::RequestState>>,
+    ) {
         let (wake, _left) = self.with_queue(|queue| queue.promote(leadership, lead));
         wake.now();
     }
@@ -378,14 +382,14 @@ pub(super) type SignalOf<Q> = Signal<<Q as QueueSite>::Grant, <Q as QueueSite>::
 pub(crate) struct LeadershipGuard<'a, Q: QueueSite> {
     site: &'a Q,
     /// `None` if the thread asks only for itself, or no longer leads.
-    pub(crate) leadership: Option<Leadership>,
+    pub(crate) leadership: Option<QueueLeadership>,
     pub(crate) lead: Option<Lead<Q::RequestState>>,
 }
 
 impl<'a, Q: QueueSite> LeadershipGuard<'a, Q> {
     pub(crate) fn new(
         site: &'a Q,
-        leadership: Option<Leadership>,
+        leadership: Option<QueueLeadership>,
         lead: Option<Lead<Q::RequestState>>,
     ) -> Self {
         Self { site, leadership, lead }
@@ -393,14 +397,14 @@ impl<'a, Q: QueueSite> LeadershipGuard<'a, Q> {
 
     pub(crate) fn lead_or(
         &mut self,
-        request_state: impl FnOnce(&mut Option<Leadership>) -> Q::RequestState,
+        request_state: impl FnOnce(&mut Option<QueueLeadership>) -> Q::RequestState,
     ) -> &mut Lead<Q::RequestState> {
         let leadership = &mut self.leadership;
         self.lead.get_or_insert_with(|| Lead::new(request_state(leadership)))
     }
 
     /// Returns the leadership and the lead, for a call that continues as the leader.
-    pub(crate) fn into_parts(mut self) -> (Option<Leadership>, Option<Lead<Q::RequestState>>) {
+    pub(crate) fn into_parts(mut self) -> (Option<QueueLeadership>, Option<Lead<Q::RequestState>>) {
         (self.leadership.take(), self.lead.take())
     }
 }

@@ -90,7 +90,7 @@ impl Play {
     fn post(&self, what: &str) -> Arc<Heard> {
         let heard = Arc::new(Heard::default());
         let receiver = Arc::clone(&heard) as Arc<dyn ReplyReceiver>;
-        let command = echo(what).answered_first(thread_rng().gen_range(0..2) == 0);
+        let command = echo(what).reply_before_next(thread_rng().gen_range(0..2) == 0);
         if self.lane.post(command, receiver) == Posted::NeedsService {
             self.asked.fetch_add(1, Ordering::SeqCst);
         }

@@ -23,7 +23,7 @@ use crate::runtime::Core;
 use crate::scripts::fair::{FairAcquired, Followers, Others, over};
 use crate::scripts::{Replied, Trouble};
 use crate::site::{Leaving, QueueEntry, Site};
-use crate::waiting::{Lead, Leadership, Listening, QueueSite, Try, slow_poll};
+use crate::waiting::{Lead, Listening, QueueLeadership, QueueSite, Try, slow_poll};
 
 /// The minimum time until a queued waiter sends its next request.
 const MIN_ASK_INTERVAL: Duration = Duration::from_millis(20);
@@ -38,7 +38,7 @@ pub(crate) struct FairEntry {
     thread: Arc<Thread>,
     terms: Terms,
     /// The leadership of the newcomers, if the thread leads them.
-    leadership: Option<Leadership>,
+    leadership: Option<QueueLeadership>,
     /// Whether the server has answered "queued" to a request.
     was_queued: bool,
     /// Whether the entry has become a hold.
@@ -50,7 +50,7 @@ impl FairEntry {
         queue: &Arc<FairQueue>,
         thread: &Arc<Thread>,
         terms: Terms,
-        leadership: Option<Leadership>,
+        leadership: Option<QueueLeadership>,
     ) -> Self {
         Self {
             queue: Arc::clone(queue),
@@ -328,7 +328,7 @@ impl FairEntry {
     pub(super) fn stand_down(&self) -> Option<Arc<Tenancy>> {
         let (queued, site) = (self.entry.mailbox.as_ref()?, &self.queue.site);
         let passed = site.gate.stand_down(&queued.recipient);
-        site.heed();
+        site.update_wanted();
         passed
     }
 

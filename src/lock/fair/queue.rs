@@ -33,7 +33,7 @@ use crate::runtime::Member;
 use crate::scripts::fair::{FairScripts, Followers, kept_alive};
 use crate::scripts::{FairKeys, Owner, Trouble};
 use crate::site::Site;
-use crate::waiting::{Lead, Leadership, LocalWaiter, Queue, QueueSite, Signal, Wake};
+use crate::waiting::{Lead, LocalWaiter, Queue, QueueLeadership, QueueSite, Signal, Wake};
 
 /// The maximum time for which the leader waits for other newcomers.
 const LINGER: Duration = Duration::from_millis(1);
@@ -137,7 +137,7 @@ impl FairQueue {
         // `has_keep_alive` set, and `command` could then find the list empty and end the
         // keep-alives.
         self.site.gate.stand(queued);
-        self.site.heed();
+        self.site.update_wanted();
         if !std::mem::replace(&mut self.waiters.lock().has_keep_alive, true) {
             let keep_alive: Arc<dyn KeepAlive> = Arc::clone(self) as _;
             self.site.core.watchdog.schedule(&self.site.name, &keep_alive, self.interval());
@@ -150,7 +150,7 @@ impl FairQueue {
     pub(super) fn answer(
         &self,
         companions: Vec<(Arc<Newcomer>, QueueAnswer)>,
-        leadership: Leadership,
+        leadership: QueueLeadership,
     ) {
         // The signals in `gone` are dropped after the mutex is released.
         let (mut wakes, mut gone) = (Vec::new(), Vec::new());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redlatch_client::sync::clock;
 use redlatch_client::{Command, Outcome};
 
-use super::{NAMES_A_CALL, Renewer};
+use super::{NAMES_PER_CALL, Renewer};
 use crate::lease::Cleanup;
 use crate::scripts;
 
@@ -18,7 +18,7 @@ impl Renewer {
     pub(super) fn return_again(&mut self, is_meant: impl Fn(&Self, &str) -> bool) {
         for (key, returned) in self.core.returned.to(|name| is_meant(self, name)) {
             let name = self.core.name(key.clone());
-            for ids in returned.ids.chunks(NAMES_A_CALL) {
+            for ids in returned.ids.chunks(NAMES_PER_CALL) {
                 let release = scripts::expirable_semaphore::release_again_command(&key, ids);
                 self.cleanups.push(Cleanup::left_over(&name, release, returned.lease));
             }
@@ -32,7 +32,7 @@ impl Renewer {
         let is_due = |cleanup: &Cleanup| cleanup.due() <= now;
         let regular = self.cleanups.extract_if(.., |it| it.is_regular() && is_due(it));
         let mut due: VecDeque<_> = regular.collect();
-        due.extend(self.cleanups.extract_if(.., |it| is_due(it)).take(NAMES_A_CALL));
+        due.extend(self.cleanups.extract_if(.., |it| is_due(it)).take(NAMES_PER_CALL));
         if self.core.servers.cluster().is_some() && !self.core.is_shut_down() {
             // Another server may have the slot now, and this server may never come back.
             let (here, elsewhere) = due.into_iter().partition(|cleanup| match cleanup.server() {

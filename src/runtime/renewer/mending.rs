@@ -8,7 +8,7 @@ use redis::Value;
 use redlatch_client::sync::clock;
 use redlatch_client::{Command, Failure, reply_code, slot_of};
 
-use super::{ASK_AGAIN, NAMES_A_CALL, Renewer, may_pass};
+use super::{ASK_AGAIN, NAMES_PER_CALL, Renewer, may_pass};
 use crate::runtime::Member;
 use crate::scripts::{Cursor, RequestId, Requests};
 
@@ -58,7 +58,7 @@ impl Renewer {
     /// Repeats the changes that this server lacks, for some of the semaphores.
     pub(super) fn mend_some(&mut self) {
         let Some(mut mending) = self.mending.pop_front() else { return };
-        let names = self.core.changes.next(&mut mending.cursor, NAMES_A_CALL);
+        let names = self.core.changes.next(&mut mending.cursor, NAMES_PER_CALL);
         let (run, asked) = (self.own.endpoint.incarnation(), clock::now());
         let mut mends: Vec<_> = names.iter().flat_map(|requests| requests.mends(None)).collect();
         mends.retain(|(name, _)| mending.is_meant(self, name));
@@ -138,7 +138,7 @@ impl Renewer {
     /// Sends these changes. Returns `None` if the server may accept them later.
     fn send_mends(&mut self, mends: &[(Arc<str>, Command)]) -> Option<Mended> {
         let mut mended = Mended::default();
-        for part in mends.chunks(NAMES_A_CALL) {
+        for part in mends.chunks(NAMES_PER_CALL) {
             let commands: Vec<_> = part.iter().map(|(_, command)| command.clone()).collect();
             let outcomes = self.own.exchange(&commands, None).0;
             for ((key, _), outcome) in part.iter().zip(outcomes) {

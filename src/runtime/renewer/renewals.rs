@@ -8,7 +8,7 @@ use log::Level;
 use redlatch_client::Failure;
 use redlatch_client::sync::clock;
 
-use super::{ASK_AGAIN, NAMES_A_PACKET, Renewer};
+use super::{ASK_AGAIN, NAMES_PER_PACKET, Renewer};
 use crate::lease::{Renewal, RenewalOutcome, schedule};
 use crate::scripts::renewal::{Longer, RenewalKind, Renewed};
 use crate::scripts::{self, Trouble};
@@ -40,11 +40,11 @@ impl Renewer {
     fn send_renewals(&mut self, renewals: &mut [Renewal]) {
         let sort = |due: &Renewal| (std::cmp::Reverse(due.lease), due.kind, due.longer);
         renewals.sort_by_key(sort);
-        let names_a_call = self.names_a_call;
+        let names_per_call = self.names_per_call;
         let same = renewals.chunk_by(|one, other| sort(one) == sort(other));
         let (mut packet, mut names) = (Vec::new(), 0);
-        for call in same.flat_map(|same| same.chunks(names_a_call)) {
-            if names + call.len() > NAMES_A_PACKET {
+        for call in same.flat_map(|same| same.chunks(names_per_call)) {
+            if names + call.len() > NAMES_PER_PACKET {
                 self.renew(&packet);
                 packet.clear();
                 names = 0;

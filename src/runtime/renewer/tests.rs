@@ -168,7 +168,7 @@ impl<F: Fn() + Send + Sync> Debtor for Settles<F> {
 
 #[test]
 fn a_renewal_waits_for_one_packet_of_cleanups_and_no_more() {
-    const MANY: usize = 10 * NAMES_A_CALL;
+    const MANY: usize = 10 * NAMES_PER_CALL;
     let server = Server::start().unwrap();
     let session = session(&server, ignore);
     let core = session.core();
@@ -208,7 +208,7 @@ fn a_renewal_waits_for_one_packet_of_cleanups_and_no_more() {
     drop(go_on);
     wait_until("all are sent", SOON, || settled.load(Ordering::SeqCst) == MANY);
     let first = *renewed_after.lock();
-    assert!(first.is_some_and(|after| after <= NAMES_A_CALL), "after {first:?} of {MANY}");
+    assert!(first.is_some_and(|after| after <= NAMES_PER_CALL), "after {first:?} of {MANY}");
 }
 
 impl Task for Clumsy {

@@ -14,7 +14,7 @@ use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 use super::*;
 use crate::scripts::number;
-use crate::scripts::requests::MEMORY;
+use crate::scripts::requests::RECORD_TTL;
 use crate::scripts::semaphore::{SemaphoreScripts, marked};
 
 const SHORT: Duration = Duration::from_secs(2);
@@ -95,7 +95,7 @@ fn a_sequence_has_one_open_request_and_the_lowest_is_taken_first() {
 
 #[test]
 fn a_client_learns_the_servers_clock_from_its_first_request() {
-    let pool = Pool::new(VALID_FOR, MEMORY);
+    let pool = Pool::new(VALID_FOR, RECORD_TTL);
     let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut pool.server.connection()).unwrap();
     let latest = pool.requests.latest();
     let expected = (seconds + VALID_FOR.as_secs()) * 1_000;
@@ -114,7 +114,7 @@ fn a_client_learns_the_servers_clock_from_its_first_request() {
 /// Requests are applied once, even with random losses, copies and delays.
 #[test]
 fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
-    let pool = Pool::new(VALID_FOR, MEMORY);
+    let pool = Pool::new(VALID_FOR, RECORD_TTL);
     let mut random = rand::rng();
     // The commands on their way, also of closed requests.
     let mut under_way: Vec<(RequestId, Command)> = Vec::new();
@@ -166,7 +166,7 @@ fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
 
 #[test]
 fn an_abandoned_request_takes_nothing_in_any_order() {
-    let pool = Pool::new(VALID_FOR, MEMORY);
+    let pool = Pool::new(VALID_FOR, RECORD_TTL);
     for first_arrives in ["before", "after", "never"] {
         let request_id = pool.open();
         let scripts = pool.scripts();
@@ -192,7 +192,7 @@ fn an_abandoned_request_takes_nothing_in_any_order() {
 /// Copies and undos of earlier requests do not change a semaphore that was deleted and made anew.
 #[test]
 fn a_request_keeps_to_the_semaphore_that_it_found() {
-    let pool = Pool::new(VALID_FOR, MEMORY);
+    let pool = Pool::new(VALID_FOR, RECORD_TTL);
     let mut redis = pool.server.connection();
     let request_id = pool.open();
     let (taken, first) = pool.scripts().try_acquire(request_id, 1, &[3]).unwrap().reply;
@@ -229,7 +229,7 @@ fn permits_are_taken_for_whole_needs_and_of_those_behind_up_to_the_clients_share
         (1, 9, &[1, 1], 1),
         (0, 1, &[1], 0),
     ] {
-        let pool = Pool::new(VALID_FOR, MEMORY);
+        let pool = Pool::new(VALID_FOR, RECORD_TTL);
         let request_id = pool.open();
         pool.scripts().set_permits(request_id, free).unwrap();
         pool.requests.close(request_id);

@@ -18,7 +18,7 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 
 use super::turn::PermitTurn;
 use crate::hold::Terms;
-use crate::waiting::{Enter, Leadership, Queue, Wake};
+use crate::waiting::{Enter, Queue, QueueLeadership, Wake};
 
 /// The permits that one thread needs.
 #[derive(Clone, Copy, Debug)]
@@ -212,7 +212,7 @@ impl<L> PermitGate<L> {
 
     /// Ends the leadership, and makes the first thread in the queue the leader. Returns the permits
     /// that were passed to the old leader but not collected.
-    pub(crate) fn end_leadership(&self, leadership: Leadership) -> Option<Permits<L>> {
+    pub(crate) fn end_leadership(&self, leadership: QueueLeadership) -> Option<Permits<L>> {
         let mut state = self.state.lock();
         // The next thread is the leader even before it wakes up. So a thread that gives permits
         // back in the meantime can pass them to the new leader.

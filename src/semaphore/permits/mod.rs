@@ -23,7 +23,7 @@ use crate::observe::{Kind, Way};
 use crate::runtime::Core;
 use crate::scripts::Trouble;
 use crate::waiting::{
-    self, Claim, Enter, Lead, Leadership, QueueSite, Synchronizer, Try, Wait, doze, slow_poll,
+    self, Claim, Enter, Lead, QueueLeadership, QueueSite, Synchronizer, Try, Wait, doze, slow_poll,
 };
 
 pub(crate) use self::gate::{PermitGate, PermitNeed, Permits};
@@ -137,7 +137,7 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         // pause, too. Otherwise its request would come right after a release of its own process,
         // and win every race. (If no other process listens, the pause is zero.)
         if must_pause(&**self) {
-            request_state.pause = remaining_pause(&**self);
+            request_state.pause = begin_pause(&**self);
         }
         if !wait.blocks() && !request_state.pause.is_zero() {
             // A call that does not block sends only one request, so other processes go first.
@@ -161,7 +161,7 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         let entered = gate.lead_or_queue(thread, *need);
         if let Enter::Leads(leadership, _) = entered {
             if request_state.pause.is_zero() {
-                request_state.pause = remaining_pause(&**self);
+                request_state.pause = begin_pause(&**self);
             }
             return Ok(Enter::Leads(leadership, Some(Box::new(Lead::new(request_state)))));
         }
@@ -173,9 +173,9 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
     fn request_state(
         &self,
         _: &Claim<'_, PermitNeed>,
-        _: &mut Option<Leadership>,
+        _: &mut Option<QueueLeadership>,
     ) -> PermitRequestState {
-        PermitRequestState { pause: remaining_pause(&**self), ..PermitRequestState::default() }
+        PermitRequestState { pause: begin_pause(&**self), ..PermitRequestState::default() }
     }
 
     fn collect(
@@ -250,7 +250,11 @@ impl<S: PermitSource> QueueSite for Arc<S> {
         self.gate().with_queue(look)
     }
 
-    fn transfer_leadership(&self, leadership: Leadership, _: Option<Lead<PermitRequestState>>) {
+    fn transfer_leadership(
+        &self,
+        leadership: QueueLeadership,
+        _: Option<Lead<PermitRequestState>>,
+    ) {
         // A thread may have passed permits to the leader just when the leader got other permits or
         // gave up.
         if let Some(passed) = self.gate().end_leadership(leadership) {
@@ -313,7 +317,7 @@ fn sleep_for<S: PermitSource>(
 /// Returns how long the leader waits after a wake-up, so that other processes can ask for permits
 /// first.
 fn pause_before_request<S: PermitSource>(site: &S) -> Duration {
-    let pause = remaining_pause(site);
+    let pause = begin_pause(site);
     let own = own_listeners(site);
     if pause.is_zero() {
         site.gate().with_turn(|turn| turn.pause(own, clock::now()))
@@ -347,7 +351,7 @@ fn clients<S: PermitSource>(site: &S) -> u64 {
 }
 
 /// Returns the remaining pause after this process's turn, or zero if no other process listens.
-fn remaining_pause<S: PermitSource>(site: &S) -> Duration {
+fn begin_pause<S: PermitSource>(site: &S) -> Duration {
     let now = clock::now();
     let own = own_listeners(site);
     site.gate().with_turn(|turn| match turn.next_step(now) {

@@ -21,8 +21,8 @@ use crate::order::GateWaiter;
 use crate::runtime::Core;
 use crate::scripts::Mode;
 use crate::waiting::{
-    Claim, Enter, EnterOf, Lead, Leadership, LeadershipGuard, QueueSite, Signal, Synchronizer, Try,
-    Wait, acquire,
+    Claim, Enter, EnterOf, Lead, LeadershipGuard, QueueLeadership, QueueSite, Signal, Synchronizer,
+    Try, Wait, acquire,
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -92,7 +92,11 @@ impl QueueSite for Name {
         self.gate.with_queue(look)
     }
 
-    fn transfer_leadership(&self, leadership: Leadership, lead: Option<Lead<Option<QueueEntry>>>) {
+    fn transfer_leadership(
+        &self,
+        leadership: QueueLeadership,
+        lead: Option<Lead<Option<QueueEntry>>>,
+    ) {
         self.leads_no_more();
         let (wake, _left) = self.with_queue(|queue| queue.promote(leadership, lead));
         wake.now();
@@ -165,7 +169,7 @@ impl Synchronizer for Visitor<'_> {
     fn request_state(
         &self,
         _: &Claim<'_, LockNeed>,
-        _: &mut Option<Leadership>,
+        _: &mut Option<QueueLeadership>,
     ) -> Option<QueueEntry> {
         None
     }

@@ -38,7 +38,7 @@ fn a_thread_that_comes_back_to_a_lost_hold_takes_no_other_threads_seat() {
         Arc::new(Tenancy::new(Arc::new(hold), thread))
     });
     let admit =
-        |tenancy, leadership: &mut Option<Leadership>| gate.admit(tenancy, leadership, None);
+        |tenancy, leadership: &mut Option<QueueLeadership>| gate.admit(tenancy, leadership, None);
     assert!(matches!(admit(&first, &mut None), Admission::Admitted(None)));
     let LeaveOutcome::Release(mut left, mut leadership) = gate.leave_to_wait(&first).0 else {
         panic!("not left")

@@ -481,7 +481,7 @@ impl Process {
         let (number, in_doubt) = (hold.number, hold.in_doubt);
         let chain = hold.chain;
         self.state = State::Idle;
-        self.cohort.released(nanos(now), chain);
+        self.cohort.note_release(nanos(now), chain);
         self.send(Request::Release { number, chain: said(chain, now) });
         if in_doubt {
             self.give_back(now, number, chain, Undo::NowAndLater);

@@ -182,8 +182,8 @@ pub struct Command {
     replies: Replies,
     /// Whether ASKING is sent before the command.
     asks: bool,
-    /// See [`answered_first`](Self::answered_first).
-    is_answered_first: bool,
+    /// See [`reply_before_next`](Self::reply_before_next).
+    is_reply_before_next: bool,
     question: Option<&'static RightsQuestion>,
     /// See [`of_names`](Self::of_names). Zero if the command has the keys of one name.
     keys_of_name: usize,
@@ -207,7 +207,7 @@ impl Command {
             acks: None,
             replies,
             asks: false,
-            is_answered_first: false,
+            is_reply_before_next: false,
             question: None,
             keys_of_name: 0,
             logs_in: false,
@@ -315,12 +315,12 @@ impl Command {
     /// message of a release reaches the next process sooner if the server has not yet read the next
     /// request of the releasing thread. The order and the effect of the commands do not change.
     #[must_use]
-    pub fn answered_first(self, is_first: bool) -> Self {
-        Self { is_answered_first: is_first, ..self }
+    pub fn reply_before_next(self, is_first: bool) -> Self {
+        Self { is_reply_before_next: is_first, ..self }
     }
 
-    pub(crate) fn is_answered_first(&self) -> bool {
-        self.is_answered_first
+    pub(crate) fn is_reply_before_next(&self) -> bool {
+        self.is_reply_before_next
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {

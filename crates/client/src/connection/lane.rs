@@ -488,7 +488,7 @@ mod tests {
         let echo = |text: &'static [u8]| Command::plain(&[b"ECHO", text]);
         let (hear, heard) = mpsc::channel();
         let receiver = move |outcome: Outcome| hear.send(outcome.unwrap()).unwrap();
-        let _look = lane.post(echo(b"first").answered_first(true), Arc::new(receiver));
+        let _look = lane.post(echo(b"first").reply_before_next(true), Arc::new(receiver));
         is_halted.recv().unwrap();
         let token = CancelToken::new();
         let cancels = {
@@ -591,7 +591,7 @@ mod tests {
         let echo = |text: &[u8]| Command::plain(&[b"ECHO", text]);
         let token = CancelToken::new();
         for (is_first, limit) in [(false, None), (true, None), (true, Some(&token))] {
-            let _look = lane.post(echo(b"first").answered_first(is_first), Arc::new(Panics));
+            let _look = lane.post(echo(b"first").reply_before_next(is_first), Arc::new(Panics));
             let limited = Limit::set(Limit::new(None, limit));
             let second = catch_unwind(AssertUnwindSafe(|| lane.call_once(&echo(b"second"))));
             assert!(second.is_err());

@@ -207,9 +207,9 @@ impl Link {
         self.opened_in.saturating_mul(2).max(patience).min(self.response_timeout)
     }
 
-    /// Whether a call must read the owed replies before it writes: see [`Command::answered_first`].
+    /// Whether a call must read the owed replies before it writes: see [`Command::reply_before_next`].
     pub(super) fn reads_first(&self) -> bool {
-        self.owed.iter().any(|owed| owed.command.is_answered_first())
+        self.owed.iter().any(|owed| owed.command.is_reply_before_next())
     }
 
     /// The number of replies that are not read.

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind};
 use crate::model::ModelServer;
 use crate::observe::{Kind, Way};
 use crate::runtime::Core;
-use crate::waiting::{Claim, Lead, Leadership, QueueSite, Synchronizer, Try, Wait, acquire};
+use crate::waiting::{Claim, Lead, QueueLeadership, QueueSite, Synchronizer, Try, Wait, acquire};
 
 const PERMITS: u32 = 4;
 const TURN_IS_OVER: u64 = 1_000_000_000;
@@ -66,7 +66,11 @@ impl QueueSite for Pool {
         self.gate.with_queue(look)
     }
 
-    fn transfer_leadership(&self, leadership: Leadership, _: Option<Lead<PermitRequestState>>) {
+    fn transfer_leadership(
+        &self,
+        leadership: QueueLeadership,
+        _: Option<Lead<PermitRequestState>>,
+    ) {
         if let Some(passed) = self.gate.end_leadership(leadership) {
             self.give_back(passed.number);
         }
@@ -99,7 +103,7 @@ impl Synchronizer for Pool {
     fn request_state(
         &self,
         claim: &Claim<'_, PermitNeed>,
-        _: &mut Option<Leadership>,
+        _: &mut Option<QueueLeadership>,
     ) -> PermitRequestState {
         // The leader listens before it asks, so that it misses no release.
         self.listeners.lock().push(Arc::clone(claim.thread));
