@@ -189,10 +189,7 @@ impl HeldLock {
 
     /// Leaves all these levels with one request for all releases. Returns the levels in `Err` if
     /// each level needs its own request.
-    pub(super) fn leave_all(
-        mut held: Vec<Self>,
-        how: Leaving,
-    ) -> Result<Vec<Result<(), Error>>, Vec<Self>> {
+    pub(super) fn leave_all(mut held: Vec<Self>) -> Result<Vec<Result<(), Error>>, Vec<Self>> {
         let sites: Vec<_> = held.iter().map(|held| &held.handle.site).collect();
         if !go_together(&sites) || held.iter().any(|held| held.minimum_level.is_some()) {
             return Err(held);
@@ -200,7 +197,7 @@ impl HeldLock {
         held.iter_mut().for_each(|held| held.is_ended = true);
         let levels: Vec<_> =
             held.iter().map(|held| (&held.handle.site, &held.tenancy, held.level())).collect();
-        Ok(leave_all(&levels, how))
+        Ok(leave_all(&levels))
     }
 
     /// Leaves the hold to expire. The lease may be long, so no step may fail after the hold was

@@ -86,8 +86,7 @@ mod votes;
 /// # What it costs
 ///
 /// One round trip takes all parts, and one round trip releases them at
-/// [`unlock`](MultiLockGuard::unlock), if all these conditions are met. (Dropping the guard then
-/// sends one request, and waits for no reply.)
+/// [`unlock`](MultiLockGuard::unlock), if all these conditions are met:
 ///
 /// - the parts are at most 100 locks of one client and of one kind: a `ReentrantLock`, a
 ///   `FencedLock` or a `WriteLock`,
@@ -100,7 +99,7 @@ mod votes;
 /// to release. If another thread has a part, the request for all parts fails and costs one more
 /// round trip. (A [`try_lock`](Self::try_lock) may end after this request.) A part that the thread
 /// already holds costs no round trip. A part that threads of this process pass to each other costs
-/// no round trip, either.
+/// no round trip, either. Dropping the guard waits for no reply.
 ///
 /// # The methods
 ///

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use redlatch_client::sync::clock;
-use redlatch_client::{Command, Outcome};
 
 use super::queue_entry::QueueEntry;
 use super::site::{Leaving, Site};
@@ -100,11 +99,10 @@ pub(crate) fn ask_for_all(
 /// and [go together](go_together). One request sends all releases.
 pub(crate) fn leave_all(
     levels: &[(&Arc<Site>, &Arc<Tenancy>, Option<HoldLevel>)],
-    how: Leaving,
 ) -> Vec<Result<(), Error>> {
     let mut left = Vec::with_capacity(levels.len());
     for (site, tenancy, which) in levels {
-        left.push(site.step_out(tenancy, *which, how));
+        left.push(site.step_out(tenancy, *which, Leaving::Awaited));
     }
     let (mut holds, mut leaderships) = (Vec::new(), Vec::new());
     for (left, (site, ..)) in left.iter_mut().zip(levels) {
@@ -113,14 +111,14 @@ pub(crate) fn leave_all(
             leaderships.push(LeadershipGuard::new(*site, leadership.take(), None));
         }
     }
-    let mut released = release_all(&holds, how).into_iter();
+    let mut released = release_all(&holds).into_iter();
     let mut ended = Vec::with_capacity(levels.len());
     for (left, (site, ..)) in left.into_iter().zip(levels) {
         ended.push(left.map(|left| {
             let is_over = !matches!(left, LeaveOutcome::StillHeld);
             let done = site.finish_leaving(left, |hold| {
                 let done = released.next().flatten();
-                done.unwrap_or_else(|| site.release_last(hold, how))
+                done.unwrap_or_else(|| site.release_last(hold, Leaving::Awaited))
             });
             is_over.then(|| done.map(drop))
         }));
@@ -139,7 +137,7 @@ pub(crate) fn leave_all(
 
 /// Releases these holds, if one request can release several of them. The result has `None` for a
 /// hold that needs its own request.
-fn release_all(holds: &[(&Arc<Site>, Arc<Hold>)], how: Leaving) -> Vec<Option<Result<(), Error>>> {
+fn release_all(holds: &[(&Arc<Site>, Arc<Hold>)]) -> Vec<Option<Result<(), Error>>> {
     let [(first, _), _, ..] = holds else { return Vec::new() };
     let mut locks = Vec::with_capacity(holds.len());
     for (site, hold) in holds {
@@ -147,10 +145,6 @@ fn release_all(holds: &[(&Arc<Site>, Arc<Hold>)], how: Leaving) -> Vec<Option<Re
             return Vec::new();
         }
         locks.push((site.scripts(), hold.owner, hold.details.chain));
-    }
-    if how == Leaving::Posted {
-        post_all(first, holds, multi::release_command(&locks));
-        return vec![Some(Ok(())); holds.len()];
     }
     let (each, in_doubt) = match multi::release(&first.route, &locks) {
         Ok((each, in_doubt)) => {
@@ -168,29 +162,4 @@ fn release_all(holds: &[(&Arc<Site>, Arc<Hold>)], how: Leaving) -> Vec<Option<Re
         ended.push(released.map(|released| site.released(hold, released)));
     }
     ended
-}
-
-/// Posts this command, which releases these holds. If the server does not release a hold, the
-/// client releases that hold in the background.
-fn post_all(first: &Arc<Site>, holds: &[(&Arc<Site>, Arc<Hold>)], command: Command) {
-    // As for one lock: see `Site::release`.
-    let command = command.reply_before_next(holds.iter().any(|(_, hold)| hold.details.by_message));
-    let holds: Vec<_> =
-        holds.iter().map(|(site, hold)| (Arc::clone(site), Arc::clone(hold))).collect();
-    let receiver = move |outcome: Outcome| {
-        let each = match multi::all_released(outcome, holds.len()) {
-            Ok(each) => each.into_iter().map(|it| it.map(Ok)).collect(),
-            // The server has refused the request, and may allow some of the separate requests.
-            Err(Trouble::Refused(_)) => vec![None; holds.len()],
-            Err(trouble) => vec![Some(Err(trouble)); holds.len()],
-        };
-        for (released, (site, hold)) in each.into_iter().zip(&holds) {
-            match released.map(|released| site.released(hold, released)) {
-                Some(Ok(())) => {}
-                Some(Err(error)) => site.core.watchdog.log_error(error),
-                None => site.clean_up(hold, true),
-            }
-        }
-    };
-    first.core.post(&first.route, command, Arc::new(receiver));
 }

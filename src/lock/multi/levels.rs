@@ -181,7 +181,7 @@ impl GuardLevels {
         let mut held = std::mem::take(&mut self.held);
         held.reverse();
         match self.rule {
-            Rule::All => match HeldLock::leave_all(held, Leaving::Awaited) {
+            Rule::All => match HeldLock::leave_all(held) {
                 Ok(left) => self.require_enough(left),
                 Err(held) => self.require_enough(unlock(held.into_iter())),
             },
@@ -234,9 +234,8 @@ fn unlock(held: impl Iterator<Item = HeldLock>) -> impl Iterator<Item = Result<(
 
 impl Drop for GuardLevels {
     fn drop(&mut self) {
-        let mut held = std::mem::take(&mut self.held);
-        held.reverse();
-        // If each level needs its own request, the drop of each level posts it.
-        drop(HeldLock::leave_all(held, Leaving::Posted));
+        while let Some(last) = self.held.pop() {
+            drop(last);
+        }
     }
 }
