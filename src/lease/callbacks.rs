@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::name::Name;
 use crossbeam_channel::Sender;
 use log::Level;
-use redlatch_client::sync::{Condvar, Mutex, MutexGuard, clock, own_thread};
+use redlatch_client::sync::{Condvar, Mutex, MutexGuard, clock, is_forked, own_thread};
 
 const TARGET: &str = "redlatch";
 /// The maximum number of log lines in the queue. Further lines are dropped and counted.
@@ -185,7 +185,11 @@ impl Callbacks {
     }
 
     fn work(&self) {
-        while let Some((job, left_out)) = self.next() {
+        // If a callback forks, the child's only thread returns from the callback and comes here. No
+        // thread would wake it.
+        while !is_forked()
+            && let Some((job, left_out)) = self.next()
+        {
             // Catches a panic of the logger. The job itself catches the panics of users' callbacks.
             let _ = catch_unwind(AssertUnwindSafe(|| match job {
                 CallbackJob::Call(call) => call(),

@@ -43,8 +43,6 @@ const BUCKETS: usize = 1_024;
 const LONGEST_SLEEP: u64 = 1_000;
 /// The time after which the renewer reads a reply for which no caller waits.
 const LOOK_AFTER: Duration = Duration::from_millis(20);
-/// The time after which the watchdog looks again at a lane if callers read the replies to its posts.
-const LOOK_LATER: Duration = Duration::from_millis(100);
 /// The time after which a task that panicked is called again.
 const AFTER_A_PANIC: u64 = 100_000_000;
 
@@ -176,11 +174,8 @@ impl Watchdog {
 
     /// Makes the renewer read a lane's replies after [`LOOK_AFTER`], unless callers have read them.
     pub(crate) fn service(&self, lane: &Arc<Lane>) {
-        self.look(Arc::clone(lane), LOOK_AFTER);
-    }
-
-    fn look(&self, lane: Arc<Lane>, after: Duration) {
-        self.insert(clock::now() + clock::nanos(after), WheelItem::Lane(lane));
+        let due = clock::now() + clock::nanos(LOOK_AFTER);
+        self.insert(due, WheelItem::Lane(Arc::clone(lane)));
     }
 
     /// Returns a function for the case that the server may have lost its data. The function renews
@@ -330,8 +325,7 @@ impl Watchdog {
                     }
                     WheelItem::Lane(lane) => match lane.look(LOOK_AFTER) {
                         Look::Service => lanes.push(lane),
-                        Look::Soon => self.look(lane, LOOK_AFTER),
-                        Look::Later => self.look(lane, LOOK_LATER),
+                        Look::Again => self.service(&lane),
                         Look::Done => {}
                     },
                 }

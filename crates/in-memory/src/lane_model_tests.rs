@@ -176,7 +176,7 @@ impl Play {
                         !self.lane.service(MINUTE, MINUTE)
                             && self.lane.request_service() == Posted::NeedsService
                     }
-                    Look::Soon | Look::Later => true,
+                    Look::Again => true,
                     Look::Done => false,
                 };
                 self.asked.fetch_add(again.into(), Ordering::SeqCst);

@@ -122,10 +122,8 @@ pub struct LaneRest {
 pub enum Look {
     /// The background thread must call [`service`](Lane::service).
     Service,
-    /// Look again soon, because a reply may be owed.
-    Soon,
-    /// Look again later: callers read the replies to the posts.
-    Later,
+    /// Look again soon: a reply may be owed, or there was another post.
+    Again,
     /// Nothing. The next post asks again.
     Done,
 }
@@ -208,19 +206,19 @@ impl Lane {
     pub fn look(&self, patience: Duration) -> Look {
         let state = self.state.lock();
         if state.combining {
-            return Look::Soon;
+            return Look::Again;
         }
         if !state.queue.is_empty() {
             return Look::Service;
         }
         match state.link.as_deref().filter(|link| link.owed() > 0) {
             Some(link) if link.owes_for() >= patience => Look::Service,
-            Some(_) => Look::Soon,
+            Some(_) => Look::Again,
             // A post changes `asked` after it has written. So if this thread overwrites the change,
             // the reply to that post has already been read.
             None if self.asked.load(Ordering::Acquire) == ASKED_AGAIN => {
                 self.asked.store(ASKED, Ordering::Release);
-                Look::Later
+                Look::Again
             }
             None => {
                 self.asked.store(NOT_ASKED, Ordering::Release);
