@@ -218,7 +218,8 @@ pub(crate) enum Undo {
     NowAndLater,
 }
 
-/// A grant that counts.
+/// A grant that counts: the server has not refused the owner since, it is still the same run of the
+/// server, and the lease of the grant has not ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Granted<D> {
     /// The request whose time is the start of the lease.

@@ -236,8 +236,9 @@ impl Site {
         let command = self.release_command(hold);
         match how {
             Leaving::Posted | Leaving::ToExpire { .. } => {
-                // The thread may ask for the lock again at once. If the server has not yet read
-                // this next request, the message of the release reaches the next process sooner.
+                // The thread may ask for the lock again at once. The next call on this connection
+                // first reads the reply to this release, and only then sends its own request. So
+                // the message of the release reaches the next process sooner.
                 let command = command.reply_before_next(hold.details.by_message);
                 let (site, hold) = (Arc::clone(self), Arc::clone(hold));
                 let receiver = move |outcome: Outcome| {

@@ -44,8 +44,8 @@ impl Listening {
         Instant::now().checked_add(core.response_timeout().saturating_mul(2))
     }
 
-    /// Whether the leader must ask: because messages came, or may have been missed, since the last
-    /// request, or because the time `ask_at` has passed.
+    /// Whether the leader must ask: because messages came on the public channel, or may have been
+    /// missed, since the last request, or because the time `ask_at` has passed.
     pub(super) fn is_due(&self) -> bool {
         self.own.has_news() || self.public.has_news() || self.ask_at <= clock::now()
     }
@@ -60,15 +60,15 @@ impl Listening {
         self.ask_at = clock::now().saturating_add(clock::nanos(sleep));
     }
 
-    /// Sleeps until the leader may have to ask, `news` returns true, the wait is over, or `at_most`
-    /// has passed.
+    /// Sleeps until the leader may have to ask, `may_collect` returns true, the wait is over, or
+    /// `at_most` has passed.
     pub(super) fn sleep<N>(
         &mut self,
         core: &Core,
         name: &Name,
         claim: &Claim<'_, N>,
         at_most: Duration,
-        news: impl Fn() -> bool,
+        may_collect: impl Fn() -> bool,
     ) -> Result<(), Error> {
         self.check(core, name)?;
         {
@@ -79,7 +79,8 @@ impl Listening {
             let until = until.chain([claim.wait.sleep_until(rest.min(at_most))]);
             let until = until.flatten().min();
             doze(core, name, claim.thread, &claim.wait, until, || {
-                news() || channels.iter().any(|channel| channel.has_news() || channel.is_refused())
+                may_collect()
+                    || channels.iter().any(|channel| channel.has_news() || channel.is_refused())
             })?;
         }
         self.check(core, name)

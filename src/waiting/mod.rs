@@ -10,10 +10,11 @@
 //! admit the grant; if this process has lost it, ask anew
 //! ```
 //!
-//! The leader asks at once when it begins to lead. The leader asks again if a message has come, or
-//! may have been missed, since the last request. It also asks again at the time that the last
-//! answer named. Redis does not store messages, so the leader also asks after a new channel is
-//! confirmed. A wake-up is only a hint: only a reply or a grant message counts.
+//! The leader asks at once when it begins to lead. It asks again at the time that the last answer
+//! named, and if a message has come on the public channel since the last request. Redis does not
+//! store messages, so the leader also asks after a new channel is confirmed. A grant message comes
+//! on the client's own channel. It wakes the leader, which collects the grant without a request. A
+//! wake-up is only a hint: only a reply or a grant message counts.
 //!
 //! Every wait ends, because no sleep is endless. A sleep ends at the time that the last answer
 //! named, at the next slow poll, or at the deadline, whichever comes first. A cancellation, a
@@ -414,8 +415,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             let Lead { listening, request_state } = &mut *lead;
             let may_collect = || synchronizer.may_collect(request_state);
             // The leader asks at once when it begins to lead, and at the time `ask_at`. The leader
-            // also asks if, since its last request, a message came on one of its channels or the
-            // server confirmed such a channel.
+            // also asks if, since its last request, a message came on the public channel or the
+            // server confirmed one of the leader's channels.
             if listening.is_due() {
                 let pause = synchronizer.pause(request_state);
                 if !pause.is_zero() {

@@ -350,7 +350,8 @@ fn clients<S: PermitSource>(site: &S) -> u64 {
     })
 }
 
-/// Returns the remaining pause after this process's turn, or zero if no other process listens.
+/// If this process's turn is over, ends the turn, records the pause, and returns the rest of the
+/// pause. Returns zero if the turn continues, or if no other process listens.
 fn begin_pause<S: PermitSource>(site: &S) -> Duration {
     let now = clock::now();
     let own = own_listeners(site);

@@ -212,7 +212,7 @@ impl Synchronizer for Visitor<'_> {
         &self,
         leadership: &mut LeadershipGuard<'_, Name>,
         tenancy: Arc<Tenancy>,
-        claim: &Claim<'_, LockNeed>,
+        _: &Claim<'_, LockNeed>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         self.name.leads_no_more();
         let leadership = &mut leadership.leadership;
