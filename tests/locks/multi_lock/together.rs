@@ -1,5 +1,7 @@
 //! Several locks that one request takes or releases.
 
+use std::sync::atomic::AtomicBool;
+
 use redlatch::{LockGuard, OwnedMultiLockGuard};
 
 use super::*;
@@ -56,6 +58,36 @@ fn scripts_of<T>(server: &Server, work: impl FnOnce() -> T) -> (u64, T) {
 
 fn lock_of(server: &Server, all: &MultiLock) -> (u64, MultiLockGuard) {
     scripts_of(server, || all.lock().unwrap())
+}
+
+/// The release of each lock goes over that lock's own connection, ahead of the next request for this
+/// lock.
+#[test]
+fn after_a_drop_each_lock_is_free_at_once() {
+    let server = server();
+    let client = client(&server);
+    let all = of_kind(&client, "plain", 8);
+    let locks: Vec<_> = all.names().map(|name| client.reentrant_lock(name)).collect();
+    let is_over = Arc::new(AtomicBool::new(false));
+    // These threads keep the connections busy.
+    let busy: Vec<_> = (0..8)
+        .map(|at| {
+            let (own, is_over) =
+                (client.reentrant_lock(&format!("own {at}")), Arc::clone(&is_over));
+            spawn(move || {
+                while !is_over.load(Ordering::SeqCst) {
+                    own.lock().unwrap().unlock().unwrap();
+                }
+            })
+        })
+        .collect();
+    for round in 0..300 {
+        drop(all.lock().unwrap());
+        let free = locks.iter().filter(|lock| lock.try_lock().unwrap().into_option().is_some());
+        assert_eq!(free.count(), locks.len(), "round {round}");
+    }
+    is_over.store(true, Ordering::SeqCst);
+    busy.into_iter().for_each(Running::join);
 }
 
 /// A reader's hold has more keys than a writer's. One request may release holds of both.
