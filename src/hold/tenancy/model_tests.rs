@@ -137,6 +137,8 @@ fn a_wait_is_no_loss_and_each_loss_is_reported_once() {
         }
         core.read_replies();
         core.end_subscriber(subscriber);
+        // Ends the callbacks' thread.
+        core.watchdog.shut_down();
         assert_eq!(left.load(Ordering::SeqCst), back);
         let is_lost = matches!(tenancy.state(), HoldState::Lost(_));
         assert_eq!(called.load(Ordering::SeqCst), if is_lost { 2 } else { 0 });
