@@ -178,7 +178,7 @@ fn random_states_are_taken_all_or_none() {
 const MUTANTS: [(&str, &str, &str); 6] = [
     ("takes past the queue", "lock, KEYS[all + i], KEYS[2 * all + i])", "lock, KEYS[2 * all + i])"),
     ("takes within a window", "lock, KEYS[all + i], KEYS[2 * all + i])", "lock, KEYS[all + i])"),
-    ("keeps what it took before a refusal", "redis.pcall('del', KEYS[j])", ""),
+    ("keeps what it took before a refusal", "if not (had and had[j]) then", "if false then"),
     ("gives back what the first copy took", "if not (had and had[j]) then", "if true then"),
     ("refuses its own copy", "redis.pcall('hexists', lock, owner) == 1", "false"),
     (

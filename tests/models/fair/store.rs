@@ -50,7 +50,7 @@ const TEXTS: Texts = &[
 
 pub(crate) fn scripts() -> Scripts {
     // There are few waiters in the model, but the scripts must treat them as many.
-    let (few, none) = ("local FEW, END = 32, 16", "local FEW, END = 0, 3");
+    let (few, none) = ("local SHORT_QUEUE, TAIL = 32, 16", "local SHORT_QUEUE, TAIL = 0, 3");
     Scripts::of(TEXTS).with(Script::KeepAlive, few, none)
 }
 

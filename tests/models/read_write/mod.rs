@@ -88,7 +88,7 @@ fn plan(seed: u64) -> Plan {
 #[test]
 fn random_histories_keep_the_rules_among_very_many_readers() {
     let server = server();
-    let (few, fewest) = ("MANY, LOOKS = 64, 16", "MANY, LOOKS = 2, 1");
+    let (few, fewest) = ("MANY, SAMPLE_SIZE = 64, 16", "MANY, SAMPLE_SIZE = 2, 1");
     let scripts = Scripts::of(TEXTS).with(Script::Holders, few, fewest);
     let mut store = Store::new(&server, &scripts);
     for seed in 0..if is_full() { 14 } else { 2 } {
