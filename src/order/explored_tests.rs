@@ -282,9 +282,8 @@ impl World {
     fn leaves(&mut self, thread: usize, mode: Mode) {
         let tenancy = self.has(mode)[thread].take().unwrap();
         let hold = Arc::clone(&tenancy.hold());
-        let (left, wakes) = self.state.leave(mode, &tenancy, None, self.now);
-        match left {
-            LeaveOutcome::Passed(_) => {
+        match self.state.leave(mode, &tenancy, None, self.now) {
+            LeaveOutcome::Passed(_, wakes) => {
                 assert_eq!(hold.asked.at, self.now, "after the turn");
                 let passes_leader = hold.line.is_none() && self.state.queue.is_led();
                 assert!(!passes_leader, "past a leader");

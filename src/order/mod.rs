@@ -81,8 +81,6 @@ pub(crate) use outcome::{Admission, GateOutcome, GateQueue, LeaveOutcome, LockNe
 use side::Joining;
 pub(crate) use side::Side;
 
-const NOBODY: [Wake; 2] = [Wake::NOBODY, Wake::NOBODY];
-
 /// The seats, the leadership and the queue of one name in this process.
 #[derive(Debug)]
 pub(crate) struct Order<I> {
@@ -302,9 +300,7 @@ impl<I> Order<I> {
         Admission::Admitted(stale)
     }
 
-    /// Ends the level `which` of `tenancy`, or the last level if `which` is `None`. The second
-    /// result has the thread that gets the hold, and the thread that should be awake for the next
-    /// pass.
+    /// Ends the level `which` of `tenancy`, or the last level if `which` is `None`.
     #[inline]
     pub(crate) fn leave(
         &mut self,
@@ -312,15 +308,15 @@ impl<I> Order<I> {
         tenancy: &Arc<Tenancy>,
         which: Option<HoldLevel>,
         now: u64,
-    ) -> (LeaveOutcome, [Wake; 2]) {
+    ) -> LeaveOutcome {
         match self.side(mode).seat.as_mut().and_then(|seat| seat.end_level(tenancy, which)) {
-            Some(LevelEnd::StillHeld) => (LeaveOutcome::StillHeld, NOBODY),
+            Some(LevelEnd::StillHeld) => LeaveOutcome::StillHeld,
             Some(LevelEnd::OthersStay) => {
                 // This thread steps down under the mutex, before the other tenants can leave. When
                 // the last tenant has left, nobody has the lock, and this tenancy's guard must not
                 // report "held".
                 tenancy.step_down();
-                (LeaveOutcome::OthersStay, NOBODY)
+                LeaveOutcome::OthersStay
             }
             None => self.leave_seat(mode, tenancy, now),
         }
@@ -333,13 +329,13 @@ impl<I> Order<I> {
         mode: Mode,
         tenancy: &Arc<Tenancy>,
         now: u64,
-    ) -> (LeaveOutcome, [Wake; 2]) {
+    ) -> LeaveOutcome {
         let Some(seat) = self.side(mode).seat.take_if(|seat| seat.is(tenancy)) else {
-            return (LeaveOutcome::NotThere, NOBODY);
+            return LeaveOutcome::NotThere;
         };
         let hold = tenancy.hold();
         if let Some(wakes) = self.pass(&seat, &hold, now) {
-            return (LeaveOutcome::Passed(seat), wakes);
+            return LeaveOutcome::Passed(Box::new(seat), wakes);
         }
         if hold.line.is_some() {
             self.standing.get_or_insert_default().releasing += 1;
@@ -350,7 +346,7 @@ impl<I> Order<I> {
         // already leads, and the writer's request may come before the release.)
         self.side(mode).cohort.note_release(now, hold.details.chain);
         let leadership = if mode == Mode::Read { None } else { self.queue.lead_before_waiters() };
-        (LeaveOutcome::Release(seat, leadership), NOBODY)
+        LeaveOutcome::Release(Box::new(seat), leadership)
     }
 
     /// Passes the hold of `left`, a seat that a thread has just left, to the next thread, if the

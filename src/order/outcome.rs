@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::hold::{Hold, Seat, Tenancy, Terms};
 use crate::scripts::Mode;
-use crate::waiting::{LocalWaiter, Queue, QueueLeadership};
+use crate::waiting::{LocalWaiter, Queue, QueueLeadership, Wake};
 
 /// A thread's need: the mode, and the terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,8 @@ pub(crate) enum Admission {
     NotHeld,
 }
 
-/// What a thread has left, and what it must do next.
+/// What a thread has left, and what it must do next. (The seats are boxed, because this enum is
+/// moved even if the thread only ends a level.)
 #[derive(Debug)]
 pub(crate) enum LeaveOutcome {
     /// The tenancy is not in the seat, because it was lost or released before.
@@ -60,10 +61,11 @@ pub(crate) enum LeaveOutcome {
     StillHeld,
     /// The tenancy has ended, and other tenancies still share the hold.
     OthersStay,
-    /// The last tenancy has left this seat, and the next thread has the hold.
-    Passed(Seat),
+    /// The last tenancy has left this seat, and the next thread has the hold. The caller must wake
+    /// this thread, and the waiter that should be awake for the next pass.
+    Passed(Box<Seat>, [Wake; 2]),
     /// The last tenancy has left this seat. The thread must release the hold, and then hand the
     /// leadership on. The leadership is `None` if another thread leads, or if the thread has left
     /// the readers' seat.
-    Release(Seat, Option<QueueLeadership>),
+    Release(Box<Seat>, Option<QueueLeadership>),
 }

@@ -49,15 +49,15 @@ fn each_state_is_left_as_the_table_says() {
     assert!(leadership.is_none());
     assert_eq!(is(&state), HELD);
     assert!(matches!(enter(&mut state, &one, 0), GateOutcome::Reentered(_)));
-    assert!(matches!(state.leave(Mode::Lock, &first, None, 0).0, LeaveOutcome::StillHeld));
+    assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::StillHeld));
     let GateOutcome::Queued(waiter) = enter(&mut state, &two, 0) else { panic!("not queued") };
-    assert!(matches!(state.leave(Mode::Lock, &first, None, 0).0, LeaveOutcome::Passed(_)));
+    assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::Passed(..)));
     assert_eq!(is(&state), HELD);
-    assert!(matches!(state.leave(Mode::Lock, &first, None, 0).0, LeaveOutcome::NotThere));
+    assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::NotThere));
     let Some(Signal::Passed(second)) = waiter.take_signal() else { panic!("not passed") };
     // The turn is over. The waiter does not get the hold, and leads next.
     let GateOutcome::Queued(waiter) = enter(&mut state, &one, 0) else { panic!("not queued") };
-    let (left, _) = state.leave(Mode::Lock, &second, None, OVER / 2);
+    let left = state.leave(Mode::Lock, &second, None, OVER / 2);
     let LeaveOutcome::Release(_, Some(leadership)) = left else { panic!("{left:?}") };
     assert_eq!(is(&state), LED);
     state.queue.promote(leadership, None).0.now();
@@ -90,7 +90,7 @@ fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here
     let tenancy = fair_hold(&fair, &[]);
     admits(&mut state, &tenancy, None);
     let GateOutcome::Queued(waiter) = state.enter(&other, NEED, true, 0) else { panic!() };
-    assert!(matches!(state.leave(Mode::Lock, &tenancy, None, 0).0, LeaveOutcome::Release(_, None)));
+    assert!(matches!(state.leave(Mode::Lock, &tenancy, None, 0), LeaveOutcome::Release(_, None)));
     assert!(waiter.take_signal().is_none());
     assert_eq!(is(&state), LED);
 }
@@ -126,8 +126,8 @@ fn admits(state: &mut Order<()>, tenancy: &Arc<Tenancy>, mut leadership: Option<
 /// Leaves at time zero. Returns `false` if the hold was not passed, so that the thread must release
 /// it.
 fn passes(state: &mut Order<()>, tenancy: &Arc<Tenancy>) -> bool {
-    match state.leave(Mode::Lock, tenancy, None, 0).0 {
-        LeaveOutcome::Passed(_) => true,
+    match state.leave(Mode::Lock, tenancy, None, 0) {
+        LeaveOutcome::Passed(..) => true,
         LeaveOutcome::Release(..) => false,
         other => panic!("{other:?}"),
     }
@@ -219,7 +219,7 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
         assert!(seat.may_outlive());
         let _waiter = state.enter(&two, NEED, true, 0);
         assert_eq!(
-            matches!(state.leave(Mode::Lock, &tenancy, None, 0).0, LeaveOutcome::Passed(_)),
+            matches!(state.leave(Mode::Lock, &tenancy, None, 0), LeaveOutcome::Passed(..)),
             passed
         );
         assert!(state.alone.seat.as_ref().is_none_or(|seat| seat.progress.is_sent()));

@@ -2,6 +2,7 @@
 //! wakes threads after it has released the mutex.
 
 use std::any::Any;
+use std::mem;
 use std::sync::Arc;
 
 use redlatch_client::sync::{Mutex, Thread, clock};
@@ -117,15 +118,20 @@ impl Gate {
         self.leaving(tenancy, |state, now| state.leave_seat(self.mode, tenancy, now))
     }
 
+    #[inline]
     fn leaving(
         &self,
         tenancy: &Arc<Tenancy>,
-        leave: impl FnOnce(&mut Order<RequestState>, u64) -> (LeaveOutcome, [Wake; 2]),
+        leave: impl FnOnce(&mut Order<RequestState>, u64) -> LeaveOutcome,
     ) -> (LeaveOutcome, bool) {
-        let (was_held, (left, wakes)) =
-            self.at(|state, now| (tenancy.is_held_at(now), leave(state, now)));
-        wakes.into_iter().for_each(Wake::now);
-        (left, was_held)
+        let mut left = self.at(|state, now| {
+            let was_held = tenancy.is_held_at(now);
+            (leave(state, now), was_held)
+        });
+        if let LeaveOutcome::Passed(_, wakes) = &mut left.0 {
+            wakes.iter_mut().for_each(|wake| mem::replace(wake, Wake::NOBODY).now());
+        }
+        left
     }
 
     /// Gives a thread its first tenancy and its levels back after a wait on a condition. `left` is

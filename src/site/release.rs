@@ -77,7 +77,7 @@ impl Site {
     ) -> Result<LeaveOutcome, Error> {
         let reason = match left {
             LeaveOutcome::NotThere => return Err(self.not_held(tenancy)),
-            LeaveOutcome::Passed(_) => {
+            LeaveOutcome::Passed(..) => {
                 // The hold keeps its alarm, unless the new tenancy needs an earlier alarm.
                 self.arm();
                 return Ok(left);
@@ -116,10 +116,10 @@ impl Site {
         self: &Arc<Self>,
         left: LeaveOutcome,
         release: impl FnOnce(&Arc<Hold>) -> Result<(), Error>,
-    ) -> Result<Option<Seat>, Error> {
+    ) -> Result<Option<Box<Seat>>, Error> {
         match left {
             LeaveOutcome::NotThere | LeaveOutcome::StillHeld | LeaveOutcome::OthersStay => Ok(None),
-            LeaveOutcome::Passed(seat) => Ok(Some(seat)),
+            LeaveOutcome::Passed(seat, _) => Ok(Some(seat)),
             LeaveOutcome::Release(seat, leadership) => {
                 let _leadership = LeadershipGuard::new(self, leadership, None);
                 release(&seat.tenancy.hold())?;
@@ -151,7 +151,10 @@ impl Site {
 
     /// Ends all levels of a tenancy whose thread is about to wait on a condition. The thread may
     /// [come back](Self::come_back). Returns an error if the hold was lost before.
-    pub(crate) fn leave_to_wait(self: &Arc<Self>, tenancy: &Arc<Tenancy>) -> Result<Seat, Error> {
+    pub(crate) fn leave_to_wait(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+    ) -> Result<Box<Seat>, Error> {
         let (left, was_held) = self.gate.leave_to_wait(tenancy);
         let left = self.check_left(tenancy, left, was_held)?;
         // The thread does not wait for the release. If the release fails, the client logs the error
@@ -172,7 +175,7 @@ impl Site {
     /// `until_left` is dropped after the thread has left the lock again.
     pub(crate) fn come_back(
         self: &Arc<Self>,
-        mut left: Seat,
+        mut left: Box<Seat>,
         again: &Arc<Tenancy>,
         until_left: Option<Box<dyn Any + Send>>,
     ) {

@@ -187,6 +187,19 @@ pub(crate) fn acquire<S: Synchronizer>(
     if let Ok(Enter::Reentered(grant)) = entered {
         return Ok(Some(grant));
     }
+    drive(synchronizer, (core, name), claim, begun, entered)
+}
+
+/// Acquires for a thread that takes no other level. (Not inlined, because the driver's values would
+/// make the stack frame of each re-entry larger.)
+#[inline(never)]
+fn drive<S: Synchronizer>(
+    synchronizer: &S,
+    (core, name): (&Core, &Name),
+    claim: &ClaimOf<'_, S>,
+    begun: u64,
+    entered: Result<EnterOf<S>, Error>,
+) -> Result<Option<GrantOf<S>>, Error> {
     let mut call = Driver {
         synchronizer,
         claim,

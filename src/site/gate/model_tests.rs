@@ -410,7 +410,7 @@ impl Name {
             }
         }
         match self.gate.leave(tenancy, Some(terms.into()), None).0 {
-            LeaveOutcome::Passed(seat) => {
+            LeaveOutcome::Passed(seat, _) => {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
                 // A waiter that was woken, perhaps without a reason, may read the seat at this

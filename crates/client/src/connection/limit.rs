@@ -51,7 +51,7 @@ impl Limit {
     #[inline]
     pub fn set(limit: Option<Self>) -> Limited {
         let was_set = IS_SET.try_with(Cell::get).unwrap_or(false);
-        Limited((was_set || limit.is_some()).then(|| Self::replace(limit, was_set)))
+        Limited((was_set || limit.is_some()).then(|| Box::new(Self::replace(limit, was_set))))
     }
 
     #[cold]
@@ -144,10 +144,11 @@ fn set_cut(cut: Cut) -> Cut {
     CUT.try_with(|was| was.replace(cut)).unwrap_or(Cut::No)
 }
 
-/// Restores the earlier [`Limit`] when dropped.
+/// Restores the earlier [`Limit`] when dropped. (Boxed, because a call without a limit moves this
+/// value, too.)
 #[must_use]
 #[derive(Debug)]
-pub struct Limited(Option<Before>);
+pub struct Limited(Option<Box<Before>>);
 
 #[derive(Debug)]
 struct Before {
