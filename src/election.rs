@@ -292,7 +292,7 @@ impl LeaderElection {
         let (mut leads, mut overdue) = (false, None);
         for term in terms {
             leads |= !term.left().is_zero();
-            if let Progress::Deposed(_, at) = &*term.progress.lock() {
+            if let TermState::Deposed(_, at) = &*term.state.lock() {
                 overdue = overdue.max(Some(clock::now().saturating_sub(*at)));
             }
         }
@@ -536,8 +536,8 @@ impl LeaderElection {
         let Some(held) = guard.one() else { return Err(Error::late_grant(&site.name)) };
         let (tenancy, token) = (Arc::clone(held.site_and_tenancy().1), guard.token().get());
         let (site, stop) = (Arc::clone(site), CancelToken::new());
-        let progress = Mutex::new(Progress::Leads(Vec::new()));
-        let term = Arc::new(Term { site, tenancy, token, grace, stop, progress });
+        let state = Mutex::new(TermState::Leads(Vec::new()));
+        let term = Arc::new(Term { site, tenancy, token, grace, stop, state });
         // If this process does not become the leader, the drop of `resigns` removes the record.
         let resigns = Resigns(Arc::clone(&term));
         if !self.record(&term, wait)? {
@@ -663,9 +663,9 @@ impl Leadership {
         if self.is_leader() || is_forked() {
             return self.guard.state();
         }
-        match *term.progress.lock() {
-            Progress::Deposed(reason, _) => HoldState::Lost(reason),
-            Progress::Leads(_) | Progress::Resigned => self.guard.state(),
+        match *term.state.lock() {
+            TermState::Deposed(reason, _) => HoldState::Lost(reason),
+            TermState::Leads(_) | TermState::Resigned => self.guard.state(),
         }
     }
 
@@ -722,11 +722,11 @@ impl Leadership {
             return;
         }
         let (term, callback): (_, LossCallback) = (&self.resigns.0, Box::new(callback));
-        let reason = match &mut *term.progress.lock() {
-            Progress::Leads(callbacks) => return callbacks.push(callback),
-            Progress::Deposed(reason, _) => *reason,
+        let reason = match &mut *term.state.lock() {
+            TermState::Leads(callbacks) => return callbacks.push(callback),
+            TermState::Deposed(reason, _) => *reason,
             // `resign` and the drop consume the `Leadership`, so no caller gets here after them.
-            Progress::Resigned => return,
+            TermState::Resigned => return,
         };
         term.call(reason, vec![callback]);
     }
@@ -789,7 +789,7 @@ impl Drop for Resigns {
         }
         // The callbacks are dropped here, with no mutex held. If the callbacks stayed in the term,
         // the watchdog, which may be using the term now, could be the thread that drops them.
-        let _unheard = self.0.end(Progress::Resigned);
+        let _unheard = self.0.end(TermState::Resigned);
         let command = scripts(site).resign_command(&tenancy.hold().owner, *token);
         site.core.post(&site.route, command, Arc::new(|_: Outcome| {}));
     }
@@ -804,10 +804,10 @@ struct Term {
     /// The token that tells the work of a [run](LeaderElection::run) to stop. The token is
     /// cancelled at the latest at the end of the term.
     stop: CancelToken,
-    progress: Mutex<Progress>,
+    state: Mutex<TermState>,
 }
 
-enum Progress {
+enum TermState {
     /// The term has not ended. The callbacks run when the leader is deposed.
     Leads(Vec<LossCallback>),
     /// The leader was deposed for this reason, at this time on [`clock`].
@@ -834,11 +834,11 @@ impl Term {
                 _ => LostReason::LeaseExpired,
             });
         }
-        if matches!(*self.progress.lock(), Progress::Leads(_)) { left } else { Duration::ZERO }
+        if matches!(*self.state.lock(), TermState::Leads(_)) { left } else { Duration::ZERO }
     }
 
     fn depose(&self, reason: LostReason) {
-        let deposed = Progress::Deposed(reason, clock::now());
+        let deposed = TermState::Deposed(reason, clock::now());
         #[cfg(soak_mutants)]
         if mutants::is("a leader that is deposed in silence") {
             self.end(deposed);
@@ -848,15 +848,15 @@ impl Term {
     }
 
     /// Ends the term. Returns the term's callbacks, or none if the term had already ended.
-    fn end(&self, how: Progress) -> Vec<LossCallback> {
-        let mut progress = self.progress.lock();
-        let callbacks = match &mut *progress {
-            Progress::Leads(callbacks) => std::mem::take(callbacks),
+    fn end(&self, how: TermState) -> Vec<LossCallback> {
+        let mut state = self.state.lock();
+        let callbacks = match &mut *state {
+            TermState::Leads(callbacks) => std::mem::take(callbacks),
             // A leader is deposed once, and may resign after the deposition.
-            _ if matches!(how, Progress::Deposed(..)) => return Vec::new(),
+            _ if matches!(how, TermState::Deposed(..)) => return Vec::new(),
             _ => Vec::new(),
         };
-        *progress = how;
+        *state = how;
         // The token is cancelled under the mutex. If the token were cancelled later, a callback
         // that `on_deposed` registers could run before the cancellation. If the token were
         // cancelled earlier, the work could stop and resign at once, and the callbacks would be

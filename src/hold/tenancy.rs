@@ -84,14 +84,14 @@ enum End {
     /// The tenancy has not ended, though its thread may be waiting on a condition. (Boxed, because
     /// most tenancies have no callbacks, and each thread that joins or receives a hold makes a
     /// tenancy.)
-    NotYet(Option<Box<Callbacks>>),
+    NotYet(Option<Box<TenancyCallbacks>>),
     Released,
     Lost(LostReason),
 }
 
 /// The callbacks for the events of a tenancy.
 #[derive(Default)]
-struct Callbacks {
+struct TenancyCallbacks {
     losses: Vec<LossCallback>,
     /// The client's own handler of a loss. See [`Tenancy::at_loss`].
     own: Option<LossCallback>,
@@ -102,7 +102,7 @@ struct Callbacks {
 
 impl End {
     /// Returns the callbacks of a tenancy that has not ended.
-    fn callbacks(&mut self) -> Option<&mut Callbacks> {
+    fn callbacks(&mut self) -> Option<&mut TenancyCallbacks> {
         match self {
             Self::NotYet(callbacks) => Some(callbacks.get_or_insert_default()),
             Self::Released | Self::Lost(_) => None,
@@ -426,8 +426,8 @@ impl Tenancy {
     fn finish(&self, how: End) -> Option<(Vec<LossCallback>, Option<LossCallback>)> {
         let mut end = self.end.lock();
         let End::NotYet(callbacks) = &mut *end else { return None };
-        let Callbacks { mut losses, own, wanted } =
-            callbacks.take().map_or_else(Callbacks::default, |all| *all);
+        let TenancyCallbacks { mut losses, own, wanted } =
+            callbacks.take().map_or_else(TenancyCallbacks::default, |all| *all);
         if !wanted.is_empty() {
             // The `on_wanted` callbacks are dropped together with the callbacks for a loss, because
             // each drop may run the user's code.

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use redis::{RedisError, Value};
-use redlatch_client::{Ask, Cause, Command, Endpoint, Failure, ReplicaAcks, ServerInfo};
+use redlatch_client::{Ask, Cause, Command, Endpoint, Failure, InfoReply, ReplicaAcks};
 
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
@@ -28,7 +28,7 @@ pub(crate) struct Greeting {
 /// whether the client uses a cluster.
 pub(crate) fn greet(
     endpoint: &Endpoint,
-    server: &ServerInfo,
+    server: &InfoReply,
     ask: Ask<'_>,
     config: &Config,
     is_cluster: bool,
@@ -155,7 +155,7 @@ fn unanswered(failure: Failure) -> Error {
 }
 
 /// Checks whether this library can work with the server, according to the server's reply to INFO.
-fn look_at(server: &ServerInfo, allows_garnet: bool) -> Result<(), Error> {
+fn look_at(server: &InfoReply, allows_garnet: bool) -> Result<(), Error> {
     if server.is_sentinel {
         return unusable(
             "this is a Sentinel and not the server itself: use a URL such as \
@@ -175,7 +175,7 @@ fn look_at(server: &ServerInfo, allows_garnet: bool) -> Result<(), Error> {
 }
 
 /// Checks that the reply is the test script's reply.
-fn understand(reply: &Value, server: &ServerInfo) -> Result<(), Error> {
+fn understand(reply: &Value, server: &InfoReply) -> Result<(), Error> {
     match reply {
         Value::BulkString(word) if word == WORD => Ok(()),
         Value::Nil => {
@@ -238,7 +238,7 @@ mod tests {
     /// The texts of the errors come from the documentation of each program.
     #[test]
     fn an_error_at_connect_names_the_program_and_is_true_of_it() {
-        let garnet = ServerInfo::parse("# Server\r\ngarnet_version:1.0.84\r\nos:Linux\r\n");
+        let garnet = InfoReply::parse("# Server\r\ngarnet_version:1.0.84\r\nos:Linux\r\n");
         let error = look_at(&garnet, false).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains("Garnet 1.0.84"), "{error}");
@@ -257,7 +257,7 @@ mod tests {
             ("redis_version:6.2.14\r\nredis_mode:standalone\r\n", "of version 6.2.14", true),
             ("", "old, or another program", false),
         ] {
-            let server = ServerInfo::parse(info);
+            let server = InfoReply::parse(info);
             assert!(look_at(&server, false).is_ok());
             let error = understand(&Value::Nil, &server).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
-use redlatch_client::{Command, Route, Script};
+use redlatch_client::{CachedScript, Command, Route};
 
 use super::once::Once;
 use super::requests::{RequestId, Requests};
@@ -18,12 +18,13 @@ macro_rules! numbered {
     };
 }
 
-static TRY_SET_PARTIES: LazyLock<Script> = numbered!("barrier/try_set_parties.lua");
-static ARRIVE: LazyLock<Script> = numbered!("barrier/arrive.lua");
-static RESET: LazyLock<Script> = numbered!("barrier/reset.lua");
-static DELETE: LazyLock<Script> = numbered!("barrier/delete.lua");
-static LOOK: LazyLock<Script> = script!(LIST; "barrier/generations.lua", "barrier/look.lua");
-static FINISH: LazyLock<Script> = script!(NUMBER; "barrier/generations.lua", "barrier/finish.lua");
+static TRY_SET_PARTIES: LazyLock<CachedScript> = numbered!("barrier/try_set_parties.lua");
+static ARRIVE: LazyLock<CachedScript> = numbered!("barrier/arrive.lua");
+static RESET: LazyLock<CachedScript> = numbered!("barrier/reset.lua");
+static DELETE: LazyLock<CachedScript> = numbered!("barrier/delete.lua");
+static LOOK: LazyLock<CachedScript> = script!(LIST; "barrier/generations.lua", "barrier/look.lua");
+static FINISH: LazyLock<CachedScript> =
+    script!(NUMBER; "barrier/generations.lua", "barrier/finish.lua");
 
 /// The number of digits that follow the generation in a reply of `arrive`.
 const INDEX_DIGITS: usize = 6;
@@ -200,7 +201,7 @@ impl BarrierScripts<'_> {
 
     fn once(
         self,
-        script: &'static Script,
+        script: &'static CachedScript,
         request_id: RequestId,
         arguments: &[&[u8]],
     ) -> Result<Value, Trouble> {
@@ -209,7 +210,7 @@ impl BarrierScripts<'_> {
 
     fn numbered<'s>(
         &'s self,
-        script: &'static Script,
+        script: &'static CachedScript,
         request_id: RequestId,
         arguments: &'s [&'s [u8]],
     ) -> Once<'s> {

@@ -2,18 +2,18 @@
 
 use std::sync::LazyLock;
 
-use redlatch_client::{Command, Outcome, Route, Script, decimal};
+use redlatch_client::{CachedScript, Command, Outcome, Route, decimal};
 
 use super::{Rights, Trouble, accepted, call, call_again, flag, needing, number};
 use crate::scripts::{ConditionKeys, Owner};
 
-static WAIT: LazyLock<Script> =
+static WAIT: LazyLock<CachedScript> =
     script!(NUMBER; CONDITION, "condition/holder.lua", "condition/wait.lua");
-static NOTIFY: LazyLock<Script> = script!(NUMBER; CONDITION, "condition/holder.lua", "condition/passing.lua", "condition/notify.lua");
-static LOOK: LazyLock<Script> =
+static NOTIFY: LazyLock<CachedScript> = script!(NUMBER; CONDITION, "condition/holder.lua", "condition/passing.lua", "condition/notify.lua");
+static LOOK: LazyLock<CachedScript> =
     script!(NUMBER; CONDITION, "condition/passing.lua", "condition/look.lua");
-static KEEP_ALIVE: LazyLock<Script> = script!(NUMBER; CONDITION, "condition/keep_alive.lua");
-static DONE: LazyLock<Script> =
+static KEEP_ALIVE: LazyLock<CachedScript> = script!(NUMBER; CONDITION, "condition/keep_alive.lua");
+static DONE: LazyLock<CachedScript> =
     script!(NUMBER; CONDITION, "condition/passing.lua", "condition/done.lua");
 
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +99,7 @@ impl ConditionScripts<'_> {
 
     fn command(
         self,
-        script: &'static LazyLock<Script>,
+        script: &'static LazyLock<CachedScript>,
         lock: Option<&str>,
         arguments: &[&[u8]],
     ) -> Command {

@@ -3,14 +3,14 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use redlatch_client::{Command, Route, Script};
+use redlatch_client::{CachedScript, Command, Route};
 
 use super::{Rights, Trouble, call, flag, needing, query, read, time};
 use crate::scripts::{ElectionKeys, Owner};
 
-static LEAD: LazyLock<Script> = script!(NUMBER; "election/lead.lua");
-static RESIGN: LazyLock<Script> = script!(NUMBER; "election/resign.lua");
-static LOOK: LazyLock<Script> = script!(LIST; "election/look.lua");
+static LEAD: LazyLock<CachedScript> = script!(NUMBER; "election/lead.lua");
+static RESIGN: LazyLock<CachedScript> = script!(NUMBER; "election/resign.lua");
+static LOOK: LazyLock<CachedScript> = script!(LIST; "election/look.lua");
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ElectionScripts<'a> {

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
-use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script, decimal};
+use redlatch_client::{CachedScript, Command, Outcome, ReplicaAcks, Route, decimal};
 
 use super::expiry::Expiry;
 use super::once::Once;
@@ -16,22 +16,23 @@ use super::{
 };
 use crate::scripts::{ExpirableKeys, PermitId, SemaphoreKeys};
 
-static TRY_ACQUIRE: LazyLock<Script> =
+static TRY_ACQUIRE: LazyLock<CachedScript> =
     script!(takes; LIST; PERMITS, "expirable_semaphore/try_acquire.lua");
-static RELEASE: LazyLock<Script> = script!(LIST; PERMITS, "expirable_semaphore/release.lua");
+static RELEASE: LazyLock<CachedScript> = script!(LIST; PERMITS, "expirable_semaphore/release.lua");
 /// `scripts::renewal::renew_command` uses this script.
-pub(super) static RENEW: LazyLock<Script> = script!(LIST; PERMITS, "expirable_semaphore/renew.lua");
-static REMAINING_LEASE: LazyLock<Script> =
+pub(super) static RENEW: LazyLock<CachedScript> =
+    script!(LIST; PERMITS, "expirable_semaphore/renew.lua");
+static REMAINING_LEASE: LazyLock<CachedScript> =
     script!(NUMBER; PERMITS, "expirable_semaphore/remaining_lease.lua");
-static PERMITS: LazyLock<Script> = script!(LIST; PERMITS, "expirable_semaphore/permits.lua");
-static UPDATE_LEASE_TIME: LazyLock<Script> =
+static PERMITS: LazyLock<CachedScript> = script!(LIST; PERMITS, "expirable_semaphore/permits.lua");
+static UPDATE_LEASE_TIME: LazyLock<CachedScript> =
     script!(COUNT, "expirable_semaphore/update_lease_time.lua");
-static SET_PERMITS: LazyLock<Script> = script!(COUNT, "expirable_semaphore/set_permits.lua");
-static DELETE: LazyLock<Script> = script!(COUNT, "expirable_semaphore/delete.lua");
+static SET_PERMITS: LazyLock<CachedScript> = script!(COUNT, "expirable_semaphore/set_permits.lua");
+static DELETE: LazyLock<CachedScript> = script!(COUNT, "expirable_semaphore/delete.lua");
 // Plain semaphores use these scripts, too, because both kinds store the number of free permits in
 // the same way (an expirable semaphore has no mark).
-static TRY_SET_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/try_set_permits.lua");
-static ADD_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/add_permits.lua");
+static TRY_SET_PERMITS: LazyLock<CachedScript> = script!(MARKED, "semaphore/try_set_permits.lua");
+static ADD_PERMITS: LazyLock<CachedScript> = script!(MARKED, "semaphore/add_permits.lua");
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpirableScripts<'a> {
@@ -197,7 +198,7 @@ impl ExpirableScripts<'_> {
 
     fn call(
         self,
-        script: &'static Script,
+        script: &'static CachedScript,
         another: Option<&str>,
         request_id: RequestId,
         arguments: &[&[u8]],
@@ -210,7 +211,7 @@ impl ExpirableScripts<'_> {
 
     fn change(
         self,
-        script: &'static Script,
+        script: &'static CachedScript,
         another: Option<&str>,
         request_id: RequestId,
         permits: i64,

@@ -4,13 +4,13 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
-use redlatch_client::{Command, Route, Script};
+use redlatch_client::{CachedScript, Command, Route};
 
 use super::once::Once;
 use super::requests::{RequestId, Requests};
 use super::{Rights, Trouble, flag, millis, query, unexpected};
 
-static EXPIRE: LazyLock<Script> = script!(COUNT, "expire.lua");
+static EXPIRE: LazyLock<CachedScript> = script!(COUNT, "expire.lua");
 
 /// A semaphore or latch, with the functions for its time to live.
 #[derive(Clone, Copy, Debug)]

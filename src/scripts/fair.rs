@@ -6,18 +6,18 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
-use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script};
+use redlatch_client::{CachedScript, Command, Outcome, ReplicaAcks, Route};
 
 use super::{Replied, Rights, Trouble, accepted, flag, granted, millis, needing, unexpected};
 use crate::scripts::{FairKeys, Owner};
 
-static ACQUIRE: LazyLock<Script> = script!(takes; LIST; FAIR_OWNER, "fair/acquire.lua");
-static TRY: LazyLock<Script> = script!(takes; NUMBER; FAIR_OWNER, "fair/try.lua");
-static GIVE_UP: LazyLock<Script> = script!(NUMBER; FAIR, "fair/give_up.lua");
-static RELEASE: LazyLock<Script> = script!(NUMBER; FAIR, "fair/release.lua");
-static KEEP: LazyLock<Script> = script!(NUMBER; FAIR, "fair/keep.lua");
-static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; FAIR_OWNER, "fair/force_unlock.lua");
-static KEEP_ALIVE: LazyLock<Script> = script!(LIST; FAIR, "fair/keep_alive.lua");
+static ACQUIRE: LazyLock<CachedScript> = script!(takes; LIST; FAIR_OWNER, "fair/acquire.lua");
+static TRY: LazyLock<CachedScript> = script!(takes; NUMBER; FAIR_OWNER, "fair/try.lua");
+static GIVE_UP: LazyLock<CachedScript> = script!(NUMBER; FAIR, "fair/give_up.lua");
+static RELEASE: LazyLock<CachedScript> = script!(NUMBER; FAIR, "fair/release.lua");
+static KEEP: LazyLock<CachedScript> = script!(NUMBER; FAIR, "fair/keep.lua");
+static FORCE_UNLOCK: LazyLock<CachedScript> = script!(NUMBER; FAIR_OWNER, "fair/force_unlock.lua");
+static KEEP_ALIVE: LazyLock<CachedScript> = script!(LIST; FAIR, "fair/keep_alive.lua");
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FairScripts<'a> {
@@ -180,14 +180,14 @@ impl FairScripts<'_> {
         self.command_of(&KEEP_ALIVE, &[self.key, queue, timeouts, only_ours], &arguments)
     }
 
-    fn command(self, script: &'static LazyLock<Script>, arguments: &[&[u8]]) -> Command {
+    fn command(self, script: &'static LazyLock<CachedScript>, arguments: &[&[u8]]) -> Command {
         let FairKeys { queue, timeouts, .. } = self.keys;
         self.command_of(script, &[self.key, queue, timeouts], arguments)
     }
 
     fn command_of(
         self,
-        script: &'static LazyLock<Script>,
+        script: &'static LazyLock<CachedScript>,
         keys: &[&str],
         arguments: &[&[u8]],
     ) -> Command {

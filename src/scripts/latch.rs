@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
-use redlatch_client::{Command, Route, Script};
+use redlatch_client::{CachedScript, Command, Route};
 
 use super::expiry::Expiry;
 use super::once::Once;
@@ -12,10 +12,10 @@ use super::requests::{RequestId, Requests};
 use super::semaphore::stored_number;
 use super::{Rights, Trouble, flag, millis, query, time, unexpected};
 
-static COUNT_DOWN: LazyLock<Script> = script!(COUNT, "latch/count_down.lua");
-static TRY_SET_COUNT: LazyLock<Script> = script!(COUNT, "latch/try_set_count.lua");
-static LOOK: LazyLock<Script> = script!(LIST; "number.lua", "latch/look.lua");
-static DELETE: LazyLock<Script> = script!(COUNT, "latch/delete.lua");
+static COUNT_DOWN: LazyLock<CachedScript> = script!(COUNT, "latch/count_down.lua");
+static TRY_SET_COUNT: LazyLock<CachedScript> = script!(COUNT, "latch/try_set_count.lua");
+static LOOK: LazyLock<CachedScript> = script!(LIST; "number.lua", "latch/look.lua");
+static DELETE: LazyLock<CachedScript> = script!(COUNT, "latch/delete.lua");
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LatchScripts<'a> {
@@ -88,7 +88,7 @@ impl LatchScripts<'_> {
 
     fn once<'a>(
         &'a self,
-        script: &'static Script,
+        script: &'static CachedScript,
         request_id: RequestId,
         arguments: &'a [&'a [u8]],
     ) -> Once<'a> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::Value;
 use redlatch_client::sync::clock;
 use redlatch_client::{
-    Command, Failure, Outcome, Pieces, ReplicaAcks, Route, Script, decimal, reply_code,
+    CachedScript, Command, Failure, Outcome, Pieces, ReplicaAcks, Route, decimal, reply_code,
 };
 
 use super::chain::{Chain, Since};
@@ -18,33 +18,33 @@ use super::{
 use crate::scripts::{LockKeys, Mode, Owner};
 
 // Each script consists of these files of `lua/`, one after the other.
-static ACQUIRE: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
+static ACQUIRE: LazyLock<CachedScript> = script!(takes; NUMBER_OR_LIST;
     "lock/free.lua",
     "lock/queue_up.lua",
     LOCK_OWNER,
     "lock/acquire.lua"
 );
 /// Like `ACQUIRE`, but with its two short scripts in reverse order.
-static ACQUIRE_HELD: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
+static ACQUIRE_HELD: LazyLock<CachedScript> = script!(takes; NUMBER_OR_LIST;
     "lock/queue_up.lua",
     "lock/free.lua",
     LOCK_OWNER,
     "lock/acquire.lua"
 );
-static TRY: LazyLock<Script> =
+static TRY: LazyLock<CachedScript> =
     script!(takes; NUMBER_OR_LIST; "lock/free.lua", LOCK_OWNER, "lock/try.lua");
-static RELEASE: LazyLock<Script> = script!(NUMBER;
+static RELEASE: LazyLock<CachedScript> = script!(NUMBER;
     "lock/hand_over.lua",
     LOCK,
     "lock/release.lua"
 );
-static GIVE_UP: LazyLock<Script> = script!(NUMBER; LOCK, "lock/give_up.lua");
-static KEEP: LazyLock<Script> = script!(NUMBER; LOCK, "lock/cut.lua", "lock/keep.lua");
-static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; LOCK_OWNER, "lock/force_unlock.lua");
+static GIVE_UP: LazyLock<CachedScript> = script!(NUMBER; LOCK, "lock/give_up.lua");
+static KEEP: LazyLock<CachedScript> = script!(NUMBER; LOCK, "lock/cut.lua", "lock/keep.lua");
+static FORCE_UNLOCK: LazyLock<CachedScript> = script!(NUMBER; LOCK_OWNER, "lock/force_unlock.lua");
 /// `scripts::renewal::renew_command` uses this script.
-pub(super) static RENEW: LazyLock<Script> = script!(LIST; "lock/cut.lua", "lock/renew.lua");
-static STATE: LazyLock<Script> = script!(NUMBER; LOCK_OWNER, "lock/state.lua");
-static OWNERS: LazyLock<Script> = script!(LIST; "lock/owners.lua");
+pub(super) static RENEW: LazyLock<CachedScript> = script!(LIST; "lock/cut.lua", "lock/renew.lua");
+static STATE: LazyLock<CachedScript> = script!(NUMBER; LOCK_OWNER, "lock/state.lua");
+static OWNERS: LazyLock<CachedScript> = script!(LIST; "lock/owners.lua");
 
 static SCRIPTS: ScriptSet = ScriptSet {
     acquire: &ACQUIRE,
@@ -217,7 +217,7 @@ impl LockScripts<'_> {
 
     fn send(
         self,
-        script: &'static LazyLock<Script>,
+        script: &'static LazyLock<CachedScript>,
         owner: &Owner,
         lease: Duration,
         extra: ExtraArguments,
@@ -232,7 +232,7 @@ impl LockScripts<'_> {
 
     fn request(
         self,
-        script: &'static LazyLock<Script>,
+        script: &'static LazyLock<CachedScript>,
         owner: &Owner,
         lease: Duration,
         extra: ExtraArguments,
@@ -281,7 +281,12 @@ impl LockScripts<'_> {
         }
     }
 
-    fn ending(self, script: &'static LazyLock<Script>, owner: &[u8], chain: Chain) -> Command {
+    fn ending(
+        self,
+        script: &'static LazyLock<CachedScript>,
+        owner: &[u8],
+        chain: Chain,
+    ) -> Command {
         let (mut since, mut count) = ([0; 20], [0; 20]);
         let (owner, channel) = (owner.into(), self.keys.public());
         match self::since(chain, &mut since) {
@@ -307,7 +312,7 @@ impl LockScripts<'_> {
     /// `connection/link.rs` sends `EVAL`.
     fn command(
         self,
-        script: &'static LazyLock<Script>,
+        script: &'static LazyLock<CachedScript>,
         arguments: &[Pieces<'_>],
         extra: ExtraArguments,
     ) -> Command {

@@ -45,26 +45,26 @@ macro_rules! lua {
 pub(crate) use lua;
 
 /// Makes a script of these parts, one after the other. Two optional arguments come before the
-/// parts: first the word `takes`, if the script [takes](Script::takes) something for its caller,
-/// then the kinds of the script's replies.
+/// parts: first the word `takes`, if the script [takes](CachedScript::takes) something for its
+/// caller, then the kinds of the script's replies.
 macro_rules! script {
     (takes; $replies:ident; $($part:tt),+) => {
         LazyLock::new(|| {
             let code = code!($($part),+);
-            Script::new(code).answers(redlatch_client::Replies::$replies).takes()
+            CachedScript::new(code).answers(redlatch_client::Replies::$replies).takes()
         })
     };
     (takes; $($part:tt),+) => {
-        LazyLock::new(|| Script::new(code!($($part),+)).takes())
+        LazyLock::new(|| CachedScript::new(code!($($part),+)).takes())
     };
     ($replies:ident; $($part:tt),+) => {
         LazyLock::new(|| {
             let code = code!($($part),+);
-            Script::new(code).answers(redlatch_client::Replies::$replies)
+            CachedScript::new(code).answers(redlatch_client::Replies::$replies)
         })
     };
     ($($part:tt),+) => {
-        LazyLock::new(|| Script::new(code!($($part),+)))
+        LazyLock::new(|| CachedScript::new(code!($($part),+)))
     };
 }
 

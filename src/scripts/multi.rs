@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
-use redlatch_client::{Command, Outcome, Pieces, Route, Script, decimal};
+use redlatch_client::{CachedScript, Command, Outcome, Pieces, Route, decimal};
 
 use super::chain::Chain;
 use super::lock::{Acquired, LockScripts, Released, acquired, release_reply, since};
@@ -12,13 +12,13 @@ use super::{
     Mode, Owner, Replied, Rights, Trouble, accepted, granted, millis, needing, unexpected,
 };
 
-static ACQUIRE: LazyLock<Script> = script!(takes; NUMBER_OR_LIST; "multi/acquire.lua");
-static RELEASE: LazyLock<Script> = script!(NUMBER_OR_LIST;
+static ACQUIRE: LazyLock<CachedScript> = script!(takes; NUMBER_OR_LIST; "multi/acquire.lua");
+static RELEASE: LazyLock<CachedScript> = script!(NUMBER_OR_LIST;
     "multi/unwanted.lua",
     ["lock/hand_over.lua", LOCK, "lock/release.lua"],
     "multi/release.lua"
 );
-static WRITE_RELEASE: LazyLock<Script> = script!(NUMBER_OR_LIST;
+static WRITE_RELEASE: LazyLock<CachedScript> = script!(NUMBER_OR_LIST;
     "multi/unwanted.lua",
     ["read_write/release_uncontended.lua", READ_WRITE, "lock/release.lua"],
     "multi/release.lua"
@@ -133,7 +133,7 @@ pub(crate) fn all_released(
 /// Makes the command with the keys of all locks: the first key of each lock, then the second key of
 /// each lock, and so on. All locks have the same number of keys.
 fn command<'a>(
-    script: &'static LazyLock<Script>,
+    script: &'static LazyLock<CachedScript>,
     locks: impl Iterator<Item = LockScripts<'a>>,
     arguments: &[Pieces<'a>],
 ) -> Command {

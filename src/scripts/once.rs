@@ -1,7 +1,7 @@
 //! Requests without an owner. Each request has a number, and the server applies each number once.
 
 use redis::Value;
-use redlatch_client::{Command, ReplicaAcks, Route, Script, decimal, write_decimal};
+use redlatch_client::{CachedScript, Command, ReplicaAcks, Route, decimal, write_decimal};
 
 use super::requests::{RequestId, Requests, VALID_FOR};
 use super::{Replied, Rights, Trouble, answered, call, granted, millis, needing, unexpected};
@@ -13,7 +13,7 @@ const MOST_BEHIND: u32 = 3;
 /// A request that the server applies only once, even if it is sent several times.
 #[derive(Debug)]
 pub(crate) struct Once<'a> {
-    pub(crate) script: &'static Script,
+    pub(crate) script: &'static CachedScript,
     pub(crate) rights: Rights,
     pub(crate) key: &'a str,
     /// Another key of the same synchronizer, which comes after the record's key.

@@ -3,27 +3,28 @@
 
 use std::sync::LazyLock;
 
-use redlatch_client::Script;
+use redlatch_client::CachedScript;
 
 use super::script_set::ScriptSet;
 
-static ACQUIRE: LazyLock<Script> = script!(takes; NUMBER_OR_LIST;
+static ACQUIRE: LazyLock<CachedScript> = script!(takes; NUMBER_OR_LIST;
     "read_write/free.lua",
     READ_WRITE,
     "read_write/acquire.lua"
 );
-static TRY: LazyLock<Script> =
+static TRY: LazyLock<CachedScript> =
     script!(takes; NUMBER_OR_LIST; "read_write/free.lua", READ_WRITE, "read_write/try.lua");
-static RELEASE: LazyLock<Script> = script!(NUMBER;
+static RELEASE: LazyLock<CachedScript> = script!(NUMBER;
     "read_write/release_uncontended.lua",
     READ_WRITE,
     "lock/release.lua"
 );
-static GIVE_UP: LazyLock<Script> = script!(NUMBER; READ_WRITE, "lock/give_up.lua");
-static FORCE_UNLOCK: LazyLock<Script> = script!(NUMBER; READ_WRITE, "read_write/force_unlock.lua");
-pub(super) static STATE: LazyLock<Script> =
+static GIVE_UP: LazyLock<CachedScript> = script!(NUMBER; READ_WRITE, "lock/give_up.lua");
+static FORCE_UNLOCK: LazyLock<CachedScript> =
+    script!(NUMBER; READ_WRITE, "read_write/force_unlock.lua");
+pub(super) static STATE: LazyLock<CachedScript> =
     script!(NUMBER_OR_LIST; READ_WRITE, "read_write/state.lua");
-pub(super) static READ_ON: LazyLock<Script> =
+pub(super) static READ_ON: LazyLock<CachedScript> =
     script!(NUMBER_OR_LIST; READ_WRITE, "read_write/read_on.lua");
 
 pub(super) static SCRIPTS: ScriptSet = ScriptSet {

@@ -10,13 +10,13 @@ use std::time::Duration;
 use redis::Value;
 use redlatch_client::sync::atomic::{AtomicI64, Ordering};
 use redlatch_client::sync::{Mutex, Registry, clock};
-use redlatch_client::{Command, Route, Script};
+use redlatch_client::{CachedScript, Command, Route};
 
 use super::changes::{Change, KEPT, Log, Mark};
 use super::{ClientId, Trouble};
 use crate::scripts::SemaphoreKeys;
 
-pub(super) static MEND: LazyLock<Script> = script!(MARKED, "semaphore/mend.lua");
+pub(super) static MEND: LazyLock<CachedScript> = script!(MARKED, "semaphore/mend.lua");
 
 /// The time for which the server remembers the last request of a sequence.
 pub(super) const RECORD_TTL: Duration = Duration::from_secs(300);

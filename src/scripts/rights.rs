@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use redlatch_client::{Command, ReplicaAcks, RightsQuestion, Route, Script};
+use redlatch_client::{CachedScript, Command, ReplicaAcks, RightsQuestion, Route};
 
 use super::keys::{
     BarrierKeys, ConditionKeys, ElectionKeys, ExpirableKeys, FairKeys, KeyOf, LatchKeys, LockKeys,
@@ -331,11 +331,11 @@ static OTHERS: [(Rights, &str, &[KeyOf]); 6] = [
 ];
 
 /// A script that needs no rights. The query that is sent with it checks the rights.
-static NOTHING: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
+static NOTHING: LazyLock<CachedScript> = LazyLock::new(|| CachedScript::new("return 1"));
 
 /// Checks the right to `SUBSCRIBE`, which only a waiter needs. (A script cannot run this command.)
-static MAY_WAIT: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(
+static MAY_WAIT: LazyLock<CachedScript> = LazyLock::new(|| {
+    CachedScript::new(
         "return redis.acl_check_cmd('subscribe', 'redisson_lock__channel:{redlatch:}') and 1 \
          or redis.error_reply('NOPERM the user may not run SUBSCRIBE')",
     )

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
-use redlatch_client::{Command, Outcome, ReplicaAcks, Route, Script};
+use redlatch_client::{CachedScript, Command, Outcome, ReplicaAcks, Route};
 
 use super::changes::Mark;
 use super::expiry::Expiry;
@@ -16,14 +16,14 @@ use super::{
 };
 use crate::error::{Error, ErrorKind};
 
-static TRY_ACQUIRE: LazyLock<Script> = script!(takes; MARKED, "semaphore/try_acquire.lua");
-static ABANDON: LazyLock<Script> = script!(NUMBER_OR_LIST; MARKED, "semaphore/abandon.lua");
-static RELEASE: LazyLock<Script> = script!(MARKED, "semaphore/release.lua");
-static ADD_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/add_permits.lua");
-static DRAIN_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/drain_permits.lua");
-static SET_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/set_permits.lua");
-static TRY_SET_PERMITS: LazyLock<Script> = script!(MARKED, "semaphore/try_set_permits.lua");
-static DELETE: LazyLock<Script> = script!(COUNT, "semaphore/delete.lua");
+static TRY_ACQUIRE: LazyLock<CachedScript> = script!(takes; MARKED, "semaphore/try_acquire.lua");
+static ABANDON: LazyLock<CachedScript> = script!(NUMBER_OR_LIST; MARKED, "semaphore/abandon.lua");
+static RELEASE: LazyLock<CachedScript> = script!(MARKED, "semaphore/release.lua");
+static ADD_PERMITS: LazyLock<CachedScript> = script!(MARKED, "semaphore/add_permits.lua");
+static DRAIN_PERMITS: LazyLock<CachedScript> = script!(MARKED, "semaphore/drain_permits.lua");
+static SET_PERMITS: LazyLock<CachedScript> = script!(MARKED, "semaphore/set_permits.lua");
+static TRY_SET_PERMITS: LazyLock<CachedScript> = script!(MARKED, "semaphore/try_set_permits.lua");
+static DELETE: LazyLock<CachedScript> = script!(COUNT, "semaphore/delete.lua");
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SemaphoreScripts<'a> {
@@ -166,7 +166,7 @@ impl SemaphoreScripts<'_> {
 
     fn change(
         self,
-        script: &'static Script,
+        script: &'static CachedScript,
         request_id: RequestId,
         permits: i64,
     ) -> Result<Marked<bool>, Trouble> {
@@ -186,7 +186,7 @@ impl SemaphoreScripts<'_> {
 
     fn once<'a>(
         &'a self,
-        script: &'static Script,
+        script: &'static CachedScript,
         request_id: RequestId,
         arguments: &'a [&'a [u8]],
     ) -> Once<'a> {
@@ -204,7 +204,7 @@ impl SemaphoreScripts<'_> {
 
     fn take<T>(
         self,
-        script: &'static Script,
+        script: &'static CachedScript,
         request_id: RequestId,
         arguments: &[&[u8]],
         read: impl FnOnce(Value) -> Result<T, Trouble>,

@@ -3,14 +3,14 @@
 use std::sync::{Arc, LazyLock};
 
 use redis::Value;
-use redlatch_client::{Command, Failure, Outcome, Route, Script};
+use redlatch_client::{CachedScript, Command, Failure, Outcome, Route};
 
 use super::{
     ExpirableKeys, FairKeys, KeyOf, LatchKeys, LockKeys, Mode, Rights, SemaphoreKeys, Trouble,
     accepted, name_of, patterns, query, read, slow_wait,
 };
 
-static LOOK: LazyLock<Script> = script!(LIST; "status/look.lua");
+static LOOK: LazyLock<CachedScript> = script!(LIST; "status/look.lua");
 
 /// The number of keys that the server reads in one step of a scan. Such a step takes 0.1 ms of the
 /// server's time (with 1,000 keys, it would take 1 ms).

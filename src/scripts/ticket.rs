@@ -4,14 +4,14 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
-use redlatch_client::{Command, Pieces, Script, decimal};
+use redlatch_client::{CachedScript, Command, Pieces, decimal};
 
 use super::lock::{Acquired, LockScripts, acquired};
 use super::{Owner, Replied, Trouble, call, granted, millis, needing, unexpected};
 
-static TICKET: LazyLock<Script> =
+static TICKET: LazyLock<CachedScript> =
     script!(NUMBER; LOCK_OWNER, "lock/successor.lua", "lock/ticket.lua");
-static ADOPT: LazyLock<Script> =
+static ADOPT: LazyLock<CachedScript> =
     script!(takes; NUMBER_OR_LIST; LOCK_OWNER, "lock/successor.lua", "lock/adopt.lua");
 
 impl LockScripts<'_> {
@@ -47,7 +47,7 @@ impl LockScripts<'_> {
 
     fn handing_over(
         self,
-        script: &'static LazyLock<Script>,
+        script: &'static LazyLock<CachedScript>,
         lease: Duration,
         owner: &Owner,
         ticket: &Owner,

@@ -9,8 +9,8 @@ use std::time::Duration;
 use redis::Value;
 use redlatch_client::sync::{Mutex, explore};
 use redlatch_client::{
-    CancelToken, Command, Endpoint, Failure, Lane, Limit, Look, Outcome, Posted, ReplyReceiver,
-    Script, Settings, was_cut,
+    CachedScript, CancelToken, Command, Endpoint, Failure, Lane, Limit, Look, Outcome, Posted,
+    ReplyReceiver, Settings, was_cut,
 };
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
@@ -192,13 +192,14 @@ fn echo(what: &str) -> Command {
 
 /// Like [`echo`], but with a script. The call is sent again if the server does not know the script.
 fn returned(what: &str) -> Command {
-    static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(RETURN_ARGUMENT));
+    static SCRIPT: LazyLock<CachedScript> = LazyLock::new(|| CachedScript::new(RETURN_ARGUMENT));
     Command::script(&SCRIPT, &[], &[what.as_bytes()])
 }
 
 /// Like [`returned`], for a command that need not run if its thread has left.
 fn taken(what: &str) -> Command {
-    static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(RETURN_ARGUMENT).takes());
+    static SCRIPT: LazyLock<CachedScript> =
+        LazyLock::new(|| CachedScript::new(RETURN_ARGUMENT).takes());
     Command::script(&SCRIPT, &[], &[what.as_bytes()])
 }
 

@@ -24,7 +24,7 @@ pub(crate) enum Channels {
 
 /// A Lua script. If the server knows the script, a call contains only its hash.
 #[derive(Debug)]
-pub struct Script {
+pub struct CachedScript {
     server: Text,
     /// The texts for clusters. Each text is made when it is first needed.
     cluster: OnceLock<Text>,
@@ -113,7 +113,7 @@ const OWN: [&str; 2] = [
 const PUBLISH: [&str; 2] = ["'publish'", "'spublish'"];
 const LISTENERS: [&str; 2] = ["'numsub'", "'shardnumsub'"];
 
-impl Script {
+impl CachedScript {
     /// Makes a script with this text, whose replies may be of any kind.
     pub fn new(code: &'static str) -> Self {
         let (cluster, sharded) = (OnceLock::new(), OnceLock::new());
@@ -177,7 +177,7 @@ impl Text {
 #[derive(Clone, Debug)]
 pub struct Command {
     bytes: Vec<u8>,
-    script: Option<ScriptCall>,
+    script: Option<EvalParts>,
     acks: Option<ReplicaAcks>,
     replies: Replies,
     /// Whether ASKING is sent before the command.
@@ -191,8 +191,8 @@ pub struct Command {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct ScriptCall {
-    script: &'static Script,
+struct EvalParts {
+    script: &'static CachedScript,
     /// The number of the command's parts.
     parts: usize,
     /// The index of the first byte after the script's hash.
@@ -200,7 +200,7 @@ struct ScriptCall {
 }
 
 impl Command {
-    fn new(bytes: Vec<u8>, script: Option<ScriptCall>, replies: Replies) -> Self {
+    fn new(bytes: Vec<u8>, script: Option<EvalParts>, replies: Replies) -> Self {
         Self {
             bytes,
             script,
@@ -252,7 +252,7 @@ impl Command {
     /// Returns a script call as `EVALSHA`. If the server does not know the script yet,
     /// [`to_eval`](Self::to_eval) converts the call to `EVAL`.
     pub fn script<'a, P: Copy + Into<Pieces<'a>>>(
-        script: &'static Script,
+        script: &'static CachedScript,
         keys: &[P],
         arguments: &[P],
     ) -> Self {
@@ -266,7 +266,7 @@ impl Command {
         let mut digits = [0; 20];
         push_part(&mut bytes, decimal(keys.len() as u64, &mut digits));
         rest().for_each(|part| push_pieces(&mut bytes, part));
-        let call = ScriptCall { script, parts, rest: begins };
+        let call = EvalParts { script, parts, rest: begins };
         Self::new(bytes, Some(call), script.replies)
     }
 
@@ -335,7 +335,7 @@ impl Command {
             return Cow::Owned(eval);
         }
         match self.script {
-            Some(ScriptCall { script, rest, .. }) if channels != Channels::Server => {
+            Some(EvalParts { script, rest, .. }) if channels != Channels::Server => {
                 let mut bytes = self.bytes.clone();
                 let by_hash = &script.text(channels).by_hash;
                 bytes[rest - by_hash.len()..rest].copy_from_slice(by_hash);
@@ -363,7 +363,8 @@ impl Command {
         next_part(rest).map(|(key, _)| key)
     }
 
-    /// Whether the command calls a script that [takes](Script::takes) something for its caller.
+    /// Whether the command calls a script that [takes](CachedScript::takes) something for its
+    /// caller.
     pub(crate) fn is_take(&self) -> bool {
         self.script.is_some_and(|call| call.script.takes)
     }
@@ -393,7 +394,7 @@ impl Command {
 
     /// Returns the same call with the script's text, or `None` for a plain command.
     pub(crate) fn to_eval(&self, channels: Channels) -> Option<Vec<u8>> {
-        let ScriptCall { script, .. } = self.script?;
+        let EvalParts { script, .. } = self.script?;
         self.eval(&script.text(channels).code, None)
     }
 
@@ -401,7 +402,7 @@ impl Command {
     /// script. (For the server, this text is a different script.) Returns `None` for a plain
     /// command or a call without a question.
     pub(crate) fn to_question(&self, channels: Channels, random: &str) -> Option<Vec<u8>> {
-        let (ScriptCall { script, .. }, question) = (self.script?, self.question?);
+        let (EvalParts { script, .. }, question) = (self.script?, self.question?);
         let code = format!(
             "local function script()\n{}\nend\nlocal random = table.remove(ARGV)\n{}",
             script.server.code, question.code
@@ -412,7 +413,7 @@ impl Command {
     /// Returns the same call with `code` as the script's text, and with `another` as one more
     /// argument.
     fn eval(&self, code: &str, another: Option<&[u8]>) -> Option<Vec<u8>> {
-        let ScriptCall { parts, rest, .. } = self.script?;
+        let EvalParts { parts, rest, .. } = self.script?;
         let mut bytes = Vec::with_capacity(code.len() + self.bytes.len());
         push_header(&mut bytes, b'*', parts + usize::from(another.is_some()));
         push_part(&mut bytes, b"EVAL");
@@ -511,7 +512,7 @@ mod tests {
 
     use super::*;
 
-    static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return KEYS[1]"));
+    static SCRIPT: LazyLock<CachedScript> = LazyLock::new(|| CachedScript::new("return KEYS[1]"));
 
     #[test]
     fn a_command_is_as_the_redis_crate_would_write_it() {
@@ -541,8 +542,8 @@ mod tests {
 
     #[test]
     fn in_a_cluster_a_script_speaks_to_its_slots_channels() {
-        static TELLS: LazyLock<Script> = LazyLock::new(|| {
-            Script::new("redis.call('pubsub', 'numsub', 'x') redis.call('publish', 'x', '0')")
+        static TELLS: LazyLock<CachedScript> = LazyLock::new(|| {
+            CachedScript::new("redis.call('pubsub', 'numsub', 'x') redis.call('publish', 'x', '0')")
         });
         let call = Command::script(&TELLS, &[&b"key"[..]], &[]);
         let text = |channels| String::from_utf8(call.to_eval(channels).unwrap()).unwrap();

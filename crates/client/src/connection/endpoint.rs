@@ -15,11 +15,11 @@ use super::limit::{deadline_in, later};
 use super::login::Login;
 use super::name::HostName;
 use super::sentinel::Sentinels;
-use super::server::{Run, Runs, ServerInfo};
+use super::server::{InfoReply, Run, Runs};
 use super::stream::Network;
 use super::url::{Topology, Url};
 use super::{
-    Cause, Channels, Command, Connection, Credentials, Failure, Health, Outcome, Settings,
+    Cause, Channels, Command, Connection, Credentials, Failure, Outcome, ServerHealth, Settings,
 };
 
 /// A server's address, with all settings that are needed to open a connection to it.
@@ -35,7 +35,7 @@ pub struct Endpoint {
     runs: Arc<Runs>,
     /// Whether the code that opens these connections checks all holds itself after a new run.
     asks: bool,
-    health: Arc<Health>,
+    health: Arc<ServerHealth>,
     /// The callback for each connection on which the server has answered.
     opened: Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>,
     first: Arc<FirstContact>,
@@ -50,7 +50,7 @@ struct FirstContact {
     passed: AtomicBool,
 }
 
-type Greet = dyn Fn(&Endpoint, &ServerInfo, Ask<'_>) -> RedisResult<()> + Send + Sync;
+type Greet = dyn Fn(&Endpoint, &InfoReply, Ask<'_>) -> RedisResult<()> + Send + Sync;
 
 /// A function that sends a command to a server and waits for its reply.
 pub type Ask<'a> = &'a mut dyn FnMut(&Command) -> Outcome;
@@ -86,7 +86,7 @@ impl Endpoint {
         let Topology::Sentinels { service, settings: of_sentinels } = kind else {
             return Ok(Self::of_server(&hosts[0], &settings, config)?.following_its_name());
         };
-        let health = Arc::new(Health::new(&format!("{service:?} (by its Sentinels)")));
+        let health = Arc::new(ServerHealth::new(&format!("{service:?} (by its Sentinels)")));
         let settings = Credentials::instead(&config.credentials, &settings);
         let login = Login::of_servers(settings, config);
         let sentinels =
@@ -112,7 +112,7 @@ impl Endpoint {
         settings: &RedisConnectionInfo,
         config: &Settings,
     ) -> Result<Self, ConnectError> {
-        let health = Arc::new(Health::new(&HostPort::text_of(address)));
+        let health = Arc::new(ServerHealth::new(&HostPort::text_of(address)));
         let network = Network::new(address, config)?;
         let target = Locator::At { address: address.clone(), network, name: None };
         let settings = Credentials::instead(&config.credentials, settings);
@@ -130,7 +130,7 @@ impl Endpoint {
 
     /// Returns the endpoint of another server of the same cluster.
     pub(super) fn of_same_cluster(&self, host_port: &HostPort, number: usize) -> Self {
-        let (runs, health) = (Arc::default(), Arc::new(Health::new(&host_port.to_string())));
+        let (runs, health) = (Arc::default(), Arc::new(ServerHealth::new(&host_port.to_string())));
         let (opened, first) = (Arc::default(), Arc::default());
         let mut same = Self { number, runs, health, opened, first, ..self.clone() };
         // A cluster has no Sentinels.
@@ -140,7 +140,7 @@ impl Endpoint {
         same
     }
 
-    fn at(target: Locator, login: Login, config: &Settings, health: Arc<Health>) -> Self {
+    fn at(target: Locator, login: Login, config: &Settings, health: Arc<ServerHealth>) -> Self {
         Self {
             target,
             login,
@@ -241,7 +241,7 @@ impl Endpoint {
     /// `greet` at the same time.
     pub fn on_first_contact(
         &self,
-        greet: impl Fn(&Self, &ServerInfo, Ask<'_>) -> RedisResult<()> + Send + Sync + 'static,
+        greet: impl Fn(&Self, &InfoReply, Ask<'_>) -> RedisResult<()> + Send + Sync + 'static,
     ) {
         let _only_once = self.first.greet.set(Box::new(greet));
     }
@@ -249,7 +249,7 @@ impl Endpoint {
     fn greet(
         &self,
         connection: &mut Connection,
-        server: &ServerInfo,
+        server: &InfoReply,
         deadline: Instant,
     ) -> RedisResult<()> {
         let Some(greet) = self.first.greet.get() else { return Ok(()) };
@@ -298,7 +298,7 @@ impl Endpoint {
 
     /// The server's health, which the log reports.
     #[inline]
-    pub fn health(&self) -> &Arc<Health> {
+    pub fn health(&self) -> &Arc<ServerHealth> {
         &self.health
     }
 
@@ -390,7 +390,7 @@ impl Endpoint {
     }
 
     /// Returns the server's last reply to `INFO`.
-    pub fn server(&self) -> Option<ServerInfo> {
+    pub fn server(&self) -> Option<InfoReply> {
         self.runs.last()
     }
 

@@ -23,7 +23,7 @@ use crate::sync::Mutex;
 /// If several clients of a process notice the same outage, only one of them reports it. During an
 /// outage in which no thread sends commands, the client tries to open a connection every few
 /// seconds. So the client always notices and reports the end of the outage.
-pub struct Health {
+pub struct ServerHealth {
     address: Mutex<Arc<str>>,
     /// A copy of "the state is `Out`" that is read without the mutex.
     out: AtomicBool,
@@ -97,7 +97,7 @@ const NO_PUBLIC_MESSAGE: &str = "it refuses the public message that a lock is fr
                                  waits for the lock sleeps until the end of the lease that it \
                                  knows";
 
-impl Health {
+impl ServerHealth {
     /// Returns the health of the server at `address`, which must contain no user and no password.
     pub(crate) fn new(address: &str) -> Self {
         let address = Mutex::new(address.into());
@@ -340,9 +340,9 @@ impl fmt::Display for HealthNews {
     }
 }
 
-impl fmt::Debug for Health {
+impl fmt::Debug for ServerHealth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Health")
+        f.debug_struct("ServerHealth")
             .field("address", &self.address())
             .field("out", &self.out)
             .finish_non_exhaustive()
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn an_outage_is_logged_once_and_so_is_its_end() {
-        let health = Health::new("here:1");
+        let health = ServerHealth::new("here:1");
         let heard = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&heard);
         health.on_news(move |news| told.lock().push(news));

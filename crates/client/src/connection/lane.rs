@@ -383,7 +383,7 @@ mod tests {
     use super::*;
     use crate::cancel::CancelToken;
     use crate::connection::ReplicaAcks;
-    use crate::connection::{Outcome, Script};
+    use crate::connection::{CachedScript, Outcome};
 
     const LONG: Duration = Duration::from_secs(20);
 
@@ -516,8 +516,9 @@ mod tests {
         const TAKES: usize = 10;
         const RELEASES: i64 = 5;
         const LARGE: usize = 100_000;
-        static TAKE: LazyLock<Script> = LazyLock::new(|| {
-            Script::new("return redis.call('rpush', KEYS[1], string.sub(ARGV[1], 1, 4))").takes()
+        static TAKE: LazyLock<CachedScript> = LazyLock::new(|| {
+            CachedScript::new("return redis.call('rpush', KEYS[1], string.sub(ARGV[1], 1, 4))")
+                .takes()
         });
         let server = Server::start().unwrap();
         let lane = connected(&server.unix_url());

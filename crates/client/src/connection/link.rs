@@ -15,7 +15,7 @@ use super::limit::{Limit, deadline_in, later};
 use super::outcome::{Cause, Failure, Outcome};
 use super::reply::is_wrong_server_reply;
 use super::server::Run;
-use super::{Channels, Command, Connection, Endpoint, Health};
+use super::{Channels, Command, Connection, Endpoint, ServerHealth};
 use crate::sync::{Mutex, Waker, clock};
 
 mod rights;
@@ -75,7 +75,7 @@ pub struct Link {
     is_left: bool,
     response_timeout: Duration,
     channels: Channels,
-    health: Arc<Health>,
+    health: Arc<ServerHealth>,
     /// The server's address. With Sentinels, the next link may have another address.
     address: Arc<str>,
     /// The endpoint, until the first reply by the right server is reported to it.
@@ -357,9 +357,9 @@ impl Link {
         self.fail(self.after_write(late.into()))
     }
 
-    /// Removes each unwritten [take](super::Script::takes) whose thread has left, because no thread
-    /// would use what it takes. Releases remain. A command after ASKING remains, too: otherwise
-    /// ASKING would apply to the next command.
+    /// Removes each unwritten [take](super::CachedScript::takes) whose thread has left, because no
+    /// thread would use what it takes. Releases remain. A command after ASKING remains, too:
+    /// otherwise ASKING would apply to the next command.
     pub(super) fn withdraw_late(&mut self) {
         if !self.connection.has_unwritten() {
             return;

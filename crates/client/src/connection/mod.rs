@@ -34,12 +34,12 @@ mod url;
 pub use address_map::AddressMap;
 pub use cluster::{Cluster, unfollowed};
 pub(crate) use command::Channels;
-pub use command::{Command, Pieces, Replies, RightsQuestion, Script};
+pub use command::{CachedScript, Command, Pieces, Replies, RightsQuestion};
 pub use connect_error::ConnectError;
 pub use credentials::Credentials;
 pub use decimal::{decimal, write_decimal};
 pub use endpoint::{Ask, Endpoint};
-pub(crate) use health::Health;
+pub(crate) use health::ServerHealth;
 pub use health::{HealthNews, ServerEvent};
 #[cfg(models)]
 pub use lane::LaneRest;
@@ -53,7 +53,7 @@ pub use reply::{
     NO_CERTIFICATE, NO_MASTER, NO_SERVICE, REFUSED_CERTIFICATE, error_reply, is_redirect,
     reply_code,
 };
-pub use server::ServerInfo;
+pub use server::InfoReply;
 pub use servers::{Route, Servers};
 #[cfg(feature = "tls")]
 pub use settings::{Identity, TlsSettings};

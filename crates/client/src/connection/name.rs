@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::server::ServerInfo;
+use super::server::InfoReply;
 use super::socket::{Closer, look_up};
 use crate::sync::{Condvar, Mutex};
 
@@ -45,7 +45,7 @@ struct NameState {
 /// An open connection.
 struct Open {
     address: SocketAddr,
-    server: ServerInfo,
+    server: InfoReply,
     closer: Closer,
 }
 
@@ -73,7 +73,7 @@ impl HostName {
 
     /// Notes a new connection to this run of a server. Returns `false` if the name no longer leads
     /// to the connection's address. Such a connection must not be used.
-    pub(super) fn watch(&self, closer: Closer, server: &ServerInfo) -> bool {
+    pub(super) fn watch(&self, closer: Closer, server: &InfoReply) -> bool {
         let Some(address) = closer.peer() else { return true };
         let mut state = self.state.lock();
         if contain(&state.left, &address) {
@@ -86,7 +86,7 @@ impl HostName {
 
     /// The body of the thread that follows the name, until [`end`](Self::end). `connect` opens a
     /// connection to the name, and returns the connection's address and its server.
-    pub(super) fn follow(&self, connect: impl Fn() -> Option<(SocketAddr, ServerInfo)>) {
+    pub(super) fn follow(&self, connect: impl Fn() -> Option<(SocketAddr, InfoReply)>) {
         while self.rest() {
             // A failed look-up does not show to which addresses the name leads.
             let Ok(answer) = look_up(&self.host, self.port) else { continue };
@@ -132,7 +132,7 @@ impl HostName {
 
     /// Notes that the name leads to `server`. Closes all connections that lead to other addresses,
     /// unless they lead to the same run of the server.
-    fn leads_to(&self, answer: &[SocketAddr], address: SocketAddr, server: &ServerInfo) {
+    fn leads_to(&self, answer: &[SocketAddr], address: SocketAddr, server: &InfoReply) {
         let mut state = self.state.lock();
         let stays = |open: &Open| {
             contain(answer, &open.address) || open.address == address

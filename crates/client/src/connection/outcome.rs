@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use redis::{RedisError, Value};
 
-use super::Health;
+use super::ServerHealth;
 
 /// The result of a command: the server's reply, or a failure.
 pub type Outcome = Result<Value, Failure>;
@@ -43,7 +43,7 @@ pub struct Cause {
 
 impl Cause {
     /// Returns the cause for an error that this process noticed.
-    pub fn new(error: impl Into<RedisError>, health: &Health) -> Self {
+    pub fn new(error: impl Into<RedisError>, health: &ServerHealth) -> Self {
         let error = Arc::new(error.into());
         Self { error, address: health.address(), met: health.was_met(), command: None, holds: None }
     }

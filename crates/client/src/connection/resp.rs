@@ -30,12 +30,12 @@ pub(super) struct ReplyReader {
     from: usize,
     to: usize,
     /// The scan of the reply that begins at `from`.
-    look: Look,
+    scan: ReplyScan,
 }
 
 impl ReplyReader {
     pub(super) fn new() -> Self {
-        Self { room: vec![0; ROOM], from: 0, to: 0, look: Look::default() }
+        Self { room: vec![0; ROOM], from: 0, to: 0, scan: ReplyScan::default() }
     }
 
     /// Takes the next reply to a command. Reads from `stream` until the reply is complete.
@@ -55,7 +55,7 @@ impl ReplyReader {
     /// error, the position of the next reply is unknown.
     pub(super) fn take(&mut self, stream: &mut impl Read) -> RedisResult<Value> {
         loop {
-            if let Some(length) = self.look.over(&self.room[self.from..self.to])? {
+            if let Some(length) = self.scan.over(&self.room[self.from..self.to])? {
                 let (reply, _) = part(&self.room[self.from..self.from + length])?;
                 self.forget(length);
                 return Ok(reply);
@@ -69,7 +69,7 @@ impl ReplyReader {
     }
 
     fn forget(&mut self, length: usize) {
-        self.look = Look::default();
+        self.scan = ReplyScan::default();
         self.from += length;
         if self.from == self.to {
             (self.from, self.to) = (0, 0);
@@ -108,13 +108,13 @@ fn reply_of(value: Value) -> Option<Value> {
 
 /// The progress of scanning a reply.
 #[derive(Default)]
-struct Look {
+struct ReplyScan {
     at: usize,
     /// The number of missing parts of each incomplete value, the outermost first.
     missing: Vec<usize>,
 }
 
-impl Look {
+impl ReplyScan {
     /// Returns the length of the reply at the beginning of `bytes`, or `None` if the reply is
     /// incomplete. The next call must get the same bytes with more bytes after them, and continues
     /// the scan.
@@ -244,7 +244,7 @@ fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
             Value::Push { kind, data }
         }
         _ => {
-            let length = Look::default().over(bytes)?.ok_or_else(nonsense)?;
+            let length = ReplyScan::default().over(bytes)?.ok_or_else(nonsense)?;
             let (whole, behind) = bytes.split_at(length);
             rest = behind;
             redis::parse_redis_value(whole).map_err(|_| nonsense())?

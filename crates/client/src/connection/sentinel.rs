@@ -25,9 +25,9 @@ use super::address_map::AddressMap;
 use super::host_port::HostPort;
 use super::login::Login;
 use super::reply::{NO_MASTER, NO_SERVICE, is_refusal};
-use super::server::ServerInfo;
+use super::server::InfoReply;
 use super::stream::Network;
-use super::{Closer, Connection, Health};
+use super::{Closer, Connection, ServerHealth};
 use super::{Credentials, Settings};
 use crate::sync::{Condvar, Mutex};
 
@@ -52,7 +52,7 @@ pub(crate) struct Sentinels {
     network: Network,
     connect_timeout: Duration,
     response_timeout: Duration,
-    health: Arc<Health>,
+    health: Arc<ServerHealth>,
     state: Mutex<SentinelsState>,
     /// Notified when the state has changed.
     changed: Condvar,
@@ -155,7 +155,7 @@ impl Sentinels {
         of_sentinels: &RedisConnectionInfo,
         of_servers: Login,
         config: &Settings,
-        health: &Arc<Health>,
+        health: &Arc<ServerHealth>,
     ) -> Result<Self, ConnectError> {
         let of_sentinels = Credentials::instead(&config.sentinel_credentials, of_sentinels);
         let state = SentinelsState {
@@ -206,7 +206,7 @@ impl Sentinels {
         &self,
         response_timeout: Duration,
         deadline: Instant,
-    ) -> RedisResult<(Connection, ServerInfo)> {
+    ) -> RedisResult<(Connection, InfoReply)> {
         // The reason why the last reported master could not be used. The call returns this error
         // even if the last search fails because the Sentinels had too little time to answer.
         let mut failed = None;

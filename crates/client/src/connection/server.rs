@@ -19,7 +19,7 @@ const LOOK_ALIKES: [(&str, &str); 3] = [
 
 /// A server's answer to `INFO server`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ServerInfo {
+pub struct InfoReply {
     /// The random id of a run of the server. `None` if the user has no right to ask for it.
     run_id: Option<String>,
     /// Whether the server is a Sentinel, which has no data.
@@ -32,7 +32,7 @@ pub struct ServerInfo {
     pub(super) is_master: Option<bool>,
 }
 
-impl ServerInfo {
+impl InfoReply {
     /// Reads the answer to `INFO server`.
     pub(super) fn of(reply: Value) -> RedisResult<Self> {
         match reply {
@@ -108,7 +108,7 @@ impl ServerInfo {
 /// not report its run, every connection counts as a new run. After a new run, the client reports
 /// the reply "not held" as a loss, and checks its holds again.
 pub(super) struct Runs {
-    last: Mutex<Option<ServerInfo>>,
+    last: Mutex<Option<InfoReply>>,
     /// The number of the last run. Before the first connection, this is already the number of the
     /// first run. If the number rose only when the first connection opens, a request that opens it
     /// would seem to have reached two runs.
@@ -129,7 +129,7 @@ impl Runs {
     /// run. `asked`: whether the code behind the callback has opened this connection. If it has,
     /// and the server does not report its run, the callback is not called. Otherwise this code
     /// would open the next connection, and so on for ever.
-    pub(super) fn met(&self, server: ServerInfo, asked: bool) -> Option<u64> {
+    pub(super) fn met(&self, server: InfoReply, asked: bool) -> Option<u64> {
         let mut last = self.last.lock();
         let says_its_run = server.says_its_run();
         let is_vain = asked && !says_its_run;
@@ -153,7 +153,7 @@ impl Runs {
         number
     }
 
-    pub(super) fn last(&self) -> Option<ServerInfo> {
+    pub(super) fn last(&self) -> Option<InfoReply> {
         self.last.lock().clone()
     }
 
@@ -177,7 +177,7 @@ pub(super) struct Run {
 
 impl Run {
     /// Notes a new connection: see [`Runs::met`].
-    pub(super) fn met(runs: &Arc<Runs>, server: ServerInfo, asked: bool) -> Self {
+    pub(super) fn met(runs: &Arc<Runs>, server: InfoReply, asked: bool) -> Self {
         Self { number: runs.met(server, asked), runs: Arc::clone(runs) }
     }
 
@@ -196,21 +196,19 @@ mod tests {
     const INFO: &str = "# Server\r\nredis_version:7.0.15\r\nredis_mode:standalone\r\n\
                         run_id:0a1b\r\ntcp_port:6379\r\n";
 
-    fn server(run_id: Option<&str>) -> ServerInfo {
-        ServerInfo { run_id: run_id.map(str::to_owned), ..ServerInfo::default() }
+    fn server(run_id: Option<&str>) -> InfoReply {
+        InfoReply { run_id: run_id.map(str::to_owned), ..InfoReply::default() }
     }
 
     #[test]
     fn the_answer_of_info_is_read() {
-        let redis = ServerInfo::of(Value::BulkString(INFO.into())).unwrap();
+        let redis = InfoReply::of(Value::BulkString(INFO.into())).unwrap();
         assert_eq!(redis.run_id.as_deref(), Some("0a1b"));
         assert!(!redis.is_sentinel);
-        assert!(ServerInfo::parse("redis_mode:sentinel\r\n").is_sentinel);
-        assert!(ServerInfo::parse("redis_version:7.2.4\r\nserver_mode:sentinel\r\n").is_sentinel);
-        assert!(
-            !ServerInfo::parse("redis_version:7.2.4\r\nserver_mode:standalone\r\n").is_sentinel
-        );
-        assert!(ServerInfo::of(Value::Okay).is_err());
+        assert!(InfoReply::parse("redis_mode:sentinel\r\n").is_sentinel);
+        assert!(InfoReply::parse("redis_version:7.2.4\r\nserver_mode:sentinel\r\n").is_sentinel);
+        assert!(!InfoReply::parse("redis_version:7.2.4\r\nserver_mode:standalone\r\n").is_sentinel);
+        assert!(InfoReply::of(Value::Okay).is_err());
         assert_eq!((redis.look_alike, redis.version.as_deref()), (None, Some("7.0.15")));
     }
 

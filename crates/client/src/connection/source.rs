@@ -70,11 +70,11 @@ struct Shared<T> {
     changed: Condvar,
     /// The number of times that open connections have been given a new value.
     renewals: AtomicU64,
-    renewed: OnceLock<Box<OnRenewed<T>>>,
+    renewed: OnceLock<Box<OnNewValue<T>>>,
 }
 
 /// Gets the new value for open connections, or the reason why there is no new value.
-type OnRenewed<T> = dyn Fn(Result<&T, &str>) + Send + Sync;
+type OnNewValue<T> = dyn Fn(Result<&T, &str>) + Send + Sync;
 
 struct SourceState<T> {
     /// The numbers of three calls of the user's code: the last call for which a thread waits, the

@@ -12,7 +12,7 @@ use super::limit::deadline_in;
 use super::login::Login;
 use super::reply::{is_refusal, turns_away};
 use super::resp::ReplyReader;
-use super::server::ServerInfo;
+use super::server::InfoReply;
 use super::socket::{Closer, Socket};
 use super::tls::Tls;
 #[cfg(feature = "tls")]
@@ -50,8 +50,8 @@ impl Connection {
         deadline: Instant,
         with_role: bool,
         begun: &dyn Fn(Closer),
-    ) -> RedisResult<(Self, ServerInfo)> {
-        let open = || -> RedisResult<(Self, ServerInfo)> {
+    ) -> RedisResult<(Self, InfoReply)> {
+        let open = || -> RedisResult<(Self, InfoReply)> {
             let settings = login.settings(deadline)?;
             let mut connection = Self {
                 stream: network.connect(address, deadline)?,
@@ -81,7 +81,7 @@ impl Connection {
         name: &str,
         deadline: Instant,
         with_role: bool,
-    ) -> RedisResult<ServerInfo> {
+    ) -> RedisResult<InfoReply> {
         let steps = introduction(settings);
         let mut bytes: Vec<u8> =
             steps.iter().flat_map(|(_, command)| command.bytes()).copied().collect();
@@ -108,7 +108,7 @@ impl Connection {
         }
         let info = self.receive_until(deadline);
         sent?;
-        let server = ServerInfo::of(info?)?;
+        let server = InfoReply::of(info?)?;
         let server =
             if with_role { server.in_role(&self.receive_until(deadline)?) } else { server };
         // Some servers do not have these commands, and some users may not send them.

@@ -80,13 +80,13 @@ pub(super) struct Tracking {
     keys: HashMap<Arc<str>, Key>,
     /// The keys about which the subscriber asked too often, or got no reply.
     late: Vec<Arc<str>>,
-    state: Progress,
+    state: TrackingState,
     hang_ups: u32,
 }
 
 /// The progress of the steps towards tracking on the present connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Progress {
+enum TrackingState {
     #[default]
     Off,
     Begun,
@@ -133,7 +133,7 @@ impl Tracking {
             self.hang_ups = 0;
             return TrackingSteps::default();
         }
-        self.state = Progress::Begun;
+        self.state = TrackingState::Begun;
         // `REDIRECT` is not used: one connection would ask and another connection would get the
         // messages, and each of them may break alone. `NOLOOP` is not used: a key's tracking could
         // end without a message.
@@ -143,8 +143,8 @@ impl Tracking {
 
     /// Notes that the connection has ended.
     pub(super) fn end(&mut self) {
-        self.hang_ups += u32::from(self.state == Progress::Begun);
-        self.state = Progress::Off;
+        self.hang_ups += u32::from(self.state == TrackingState::Begun);
+        self.state = TrackingState::Off;
     }
 
     /// Forgets the holds that no longer need tracking. Returns whether any are left.
@@ -232,19 +232,19 @@ impl Tracking {
                 self.hang_ups = 0;
                 // In RESP2 the server would track keys but never report a change.
                 if !matches!(reply, Ok(Value::Map(_))) {
-                    self.state = Progress::Off;
+                    self.state = TrackingState::Off;
                 }
                 None
             }
-            (TrackingStep::Begin, Ok(Value::Okay)) if self.state == Progress::Begun => {
-                self.state = Progress::On;
+            (TrackingStep::Begin, Ok(Value::Okay)) if self.state == TrackingState::Begun => {
+                self.state = TrackingState::On;
                 let mut steps = TrackingSteps::default();
                 let all: Vec<_> = self.keys.keys().cloned().collect();
                 all.iter().for_each(|key| self.ask(key, &mut steps, |_| true));
                 Some((TrackingNews::Tracks, steps))
             }
             (TrackingStep::Begin, _) => {
-                self.state = Progress::Off;
+                self.state = TrackingState::Off;
                 Some((TrackingNews::Refuses, TrackingSteps::default()))
             }
             // The server did not read the key (a script may block the server), so it does not track
@@ -289,7 +289,7 @@ impl Tracking {
         steps: &mut TrackingSteps,
         wants: impl Fn(&Interest) -> bool,
     ) {
-        if self.state != Progress::On {
+        if self.state != TrackingState::On {
             return;
         }
         let Some(entry) = self.keys.get_mut(key) else { return };

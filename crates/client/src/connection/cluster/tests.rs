@@ -9,7 +9,7 @@ use redlatch_testkit::Cluster as Servers;
 
 use super::*;
 use crate::connection::reply::redirect;
-use crate::connection::{Command, Failure, Script};
+use crate::connection::{CachedScript, Command, Failure};
 
 const KEY: &str = "moved";
 
@@ -23,8 +23,8 @@ fn slot() -> (Servers, Slot) {
 
 #[test]
 fn a_script_stopped_in_its_middle_counts_as_one_that_may_have_run() {
-    static AGAIN: LazyLock<Script> = LazyLock::new(|| {
-        Script::new("redis.call('del', KEYS[1]) return redis.call('incr', KEYS[1])")
+    static AGAIN: LazyLock<CachedScript> = LazyLock::new(|| {
+        CachedScript::new("redis.call('del', KEYS[1]) return redis.call('incr', KEYS[1])")
     });
     let (servers, slot) = slot();
     let mut redis = servers.home(KEY).connection();
@@ -49,8 +49,10 @@ fn a_script_stopped_in_its_middle_counts_as_one_that_may_have_run() {
 /// the script when one key has been deleted.
 #[test]
 fn a_script_stopped_at_the_new_server_of_its_slot_counts_as_one_that_may_have_run() {
-    static BOTH: LazyLock<Script> = LazyLock::new(|| {
-        Script::new("redis.call('del', KEYS[1]) return redis.call('exists', KEYS[1], KEYS[2])")
+    static BOTH: LazyLock<CachedScript> = LazyLock::new(|| {
+        CachedScript::new(
+            "redis.call('del', KEYS[1]) return redis.call('exists', KEYS[1], KEYS[2])",
+        )
     });
     let (servers, slot) = slot();
     let keys = [KEY, "{moved} too"];

@@ -157,7 +157,7 @@ impl Lane {
     /// | in the queue | `Unsent` | taken out: it never runs |
     /// | about to be written, or written, by another combiner | `TimedOut` | it may run; the combiner reads and drops its reply |
     /// | written in part, or as a whole, by the thread itself | `TimedOut` | it may run; the link keeps the rest of the bytes, and the part of a reply that was read |
-    /// | in the link, not begun | `TimedOut` | it may run; a [take](crate::Script::takes) is taken back before the next write |
+    /// | in the link, not begun | `TimedOut` | it may run; a [take](crate::CachedScript::takes) is taken back before the next write |
     ///
     /// If a combiner leaves, it passes the link to a call in the queue, or else to a call whose
     /// command is written: that call's thread becomes the reader. If no other call waits, the link

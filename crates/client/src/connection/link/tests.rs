@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use redlatch_testkit::Server;
 
 use super::*;
-use crate::connection::{Credentials, Replies, RightsQuestion, Script};
+use crate::connection::{CachedScript, Credentials, Replies, RightsQuestion};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -25,7 +25,7 @@ fn hears() -> (Arc<Mutex<Option<Outcome>>>, Arc<dyn ReplyReceiver>) {
 /// The rights of one user say nothing about the rights of another user.
 #[test]
 fn a_login_over_the_connection_asks_anew() {
-    static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new("return #ARGV"));
+    static SCRIPT: LazyLock<CachedScript> = LazyLock::new(|| CachedScript::new("return #ARGV"));
     static QUESTION: LazyLock<RightsQuestion> = LazyLock::new(|| {
         let code = "local may = redis.acl_check_cmd('publish', KEYS[1], '')
             if not may then return redis.error_reply('NOPERM') end
@@ -87,10 +87,10 @@ fn an_error_names_the_server_that_the_connection_leads_to() {
 /// command.
 #[test]
 fn a_reply_that_its_script_cannot_give_ends_the_connection() {
-    static NUMBER: LazyLock<Script> =
-        LazyLock::new(|| Script::new("return 77").answers(Replies::NUMBER));
-    static NO_LIST: LazyLock<Script> =
-        LazyLock::new(|| Script::new("return 78").answers(Replies::LIST));
+    static NUMBER: LazyLock<CachedScript> =
+        LazyLock::new(|| CachedScript::new("return 77").answers(Replies::NUMBER));
+    static NO_LIST: LazyLock<CachedScript> =
+        LazyLock::new(|| CachedScript::new("return 78").answers(Replies::LIST));
     let call = |script| Command::script::<&[u8]>(script, &[], &[]);
     let server = Server::start().unwrap();
     for awaited in [false, true] {
