@@ -18,7 +18,7 @@ const TERMS: Terms = Terms::watched(Duration::from_secs(30));
 const PAST_A_TURN: u64 = 20_000_000;
 
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum OrderStep {
     Comes(usize, Mode),
     /// This thread adopts a ticket, without entering the gate.
     Adopts(usize),
@@ -99,7 +99,7 @@ impl World {
         if mode == Mode::Read { &mut self.reads } else { &mut self.alone }
     }
 
-    fn steps(&self) -> Vec<Step> {
+    fn steps(&self) -> Vec<OrderStep> {
         let mut steps = Vec::new();
         for (thread, at) in self.at.iter().enumerate() {
             match at {
@@ -107,78 +107,82 @@ impl World {
                     for &mode in &self.modes {
                         let all = if mode == Mode::Read { &self.reads } else { &self.alone };
                         if all[thread].is_some() {
-                            steps.push(Step::Leaves(thread, mode));
+                            steps.push(OrderStep::Leaves(thread, mode));
                         } else if self.comes[thread] > 0 {
                             // (Another level would change nothing for other threads.)
-                            steps.push(Step::Comes(thread, mode));
+                            steps.push(OrderStep::Comes(thread, mode));
                         }
                     }
                     if self.tickets > 0 && self.server.is_empty() {
-                        steps.push(Step::Adopts(thread));
+                        steps.push(OrderStep::Adopts(thread));
                     }
                 }
-                At::Queues(_) => steps.push(Step::GivesUp(thread)),
+                At::Queues(_) => steps.push(OrderStep::GivesUp(thread)),
                 At::Stands(_) => {
                     if self.server.is_empty() && self.line.first() == Some(&thread) {
-                        steps.push(Step::Granted(thread));
+                        steps.push(OrderStep::Granted(thread));
                     }
-                    steps.push(Step::GivesUp(thread));
+                    steps.push(OrderStep::GivesUp(thread));
                 }
                 At::Leads(mode, _) => {
                     let shares = |hold: &Arc<Hold>| hold.owner.mode() == Mode::Read;
                     if self.server.iter().all(|hold| *mode == Mode::Read && shares(hold)) {
-                        steps.push(Step::Granted(thread));
+                        steps.push(OrderStep::Granted(thread));
                     }
-                    steps.push(Step::GivesUp(thread));
+                    steps.push(OrderStep::GivesUp(thread));
                 }
-                At::Releases(..) => steps.push(Step::Released(thread)),
+                At::Releases(..) => steps.push(OrderStep::Released(thread)),
             }
         }
         for (mode, all) in [(Mode::Read, &self.reads), (self.modes[0], &self.alone)] {
             if all.iter().any(Option::is_some) {
-                steps.push(Step::Lost(mode));
+                steps.push(OrderStep::Lost(mode));
             }
         }
         if self.now == 0 {
-            steps.push(Step::TurnEnds);
+            steps.push(OrderStep::TurnEnds);
         }
         steps
     }
 
-    fn take(&mut self, step: Step) {
+    fn take(&mut self, step: OrderStep) {
         match step {
-            Step::Comes(thread, mode) => self.comes(thread, mode),
-            Step::Adopts(thread) => {
+            OrderStep::Comes(thread, mode) => self.comes(thread, mode),
+            OrderStep::Adopts(thread) => {
                 self.tickets -= 1;
                 let owner = self.id.adopter(&Owner::of_new_ticket().unwrap());
                 self.seat_of(thread, Mode::Lock, owner, &mut None);
             }
-            Step::Granted(thread) => self.granted(thread),
-            Step::GivesUp(thread) => match std::mem::replace(&mut self.at[thread], At::Nothing) {
-                At::Queues(waiter) => assert!(self.state.queue.give_up(&waiter).is_none()),
-                At::Stands(queued) => {
-                    assert!(self.standing().stand_down(&queued).is_none());
-                    self.line.retain(|other| *other != thread);
+            OrderStep::Granted(thread) => self.granted(thread),
+            OrderStep::GivesUp(thread) => {
+                match std::mem::replace(&mut self.at[thread], At::Nothing) {
+                    At::Queues(waiter) => assert!(self.state.queue.give_up(&waiter).is_none()),
+                    At::Stands(queued) => {
+                        assert!(self.standing().stand_down(&queued).is_none());
+                        self.line.retain(|other| *other != thread);
+                    }
+                    At::Leads(_, leadership) => self.transfer_leadership(leadership),
+                    other => panic!("{other:?}"),
                 }
-                At::Leads(_, leadership) => self.transfer_leadership(leadership),
-                other => panic!("{other:?}"),
-            },
-            Step::Leaves(thread, mode) => self.leaves(thread, mode),
-            Step::Released(thread) => match std::mem::replace(&mut self.at[thread], At::Nothing) {
-                At::Releases(hold, leadership) => {
-                    self.forget(&hold);
-                    self.transfer_leadership(leadership);
+            }
+            OrderStep::Leaves(thread, mode) => self.leaves(thread, mode),
+            OrderStep::Released(thread) => {
+                match std::mem::replace(&mut self.at[thread], At::Nothing) {
+                    At::Releases(hold, leadership) => {
+                        self.forget(&hold);
+                        self.transfer_leadership(leadership);
+                    }
+                    other => panic!("{other:?}"),
                 }
-                other => panic!("{other:?}"),
-            },
-            Step::Lost(mode) => {
+            }
+            OrderStep::Lost(mode) => {
                 let seat = self.state.side(mode).seat.as_ref().unwrap();
                 let hold = Arc::clone(&seat.tenancy.hold());
                 self.state.vacate(mode, &hold).1.now();
                 self.has(mode).fill(None);
                 self.forget(&hold);
             }
-            Step::TurnEnds => self.now = PAST_A_TURN,
+            OrderStep::TurnEnds => self.now = PAST_A_TURN,
         }
         self.read_signals();
         self.check(step);
@@ -334,7 +338,7 @@ impl World {
         }
     }
 
-    fn check(&self, step: Step) {
+    fn check(&self, step: OrderStep) {
         let count = |all: &Tenancies| all.iter().flatten().count();
         assert!(count(&self.alone) <= 1, "two have it alone, after {step:?}");
         if let Some(alone) = self.alone.iter().position(Option::is_some) {
@@ -352,8 +356,9 @@ impl World {
         let waits = self.at.iter().any(|at| matches!(at, At::Queues(_)));
         assert_eq!(waits, self.state.queue.first().is_some(), "after {step:?}");
         assert!(!waits || is_taken || leaders == 1, "nobody leads, after {step:?}");
-        let goes_on =
-            |step: &Step| matches!(step, Step::Granted(_) | Step::Leaves(..) | Step::Released(_));
+        let goes_on = |step: &OrderStep| {
+            matches!(step, OrderStep::Granted(_) | OrderStep::Leaves(..) | OrderStep::Released(_))
+        };
         let is_stuck = (waits || leaders == 1) && !self.steps().iter().any(goes_on);
         assert!(!is_stuck, "all wait for one another, after {step:?}");
     }
@@ -403,7 +408,7 @@ fn explore_with_tickets(
 ) -> usize {
     let spawned = (0..threads).map(|_| std::thread::spawn(Thread::current).join().unwrap());
     let threads: Vec<_> = spawned.collect();
-    let after = |path: &[Step]| {
+    let after = |path: &[OrderStep]| {
         let mut world = World::new(modes, &threads, fair, comes, tickets);
         path.iter().for_each(|step| world.take(*step));
         world

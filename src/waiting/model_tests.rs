@@ -16,18 +16,18 @@ const CHANNEL: &str = "channel";
 
 /// A synchronizer without a queue in the process, so each thread leads.
 struct Alone<'a, F> {
-    client: Client<'a>,
+    site: AskingSite<'a>,
     channel: Arc<str>,
     attempt: F,
 }
 
-struct Client<'a> {
+struct AskingSite<'a> {
     core: &'a Core,
     /// Always empty.
     queue: Mutex<Queue<(), (), ()>>,
 }
 
-impl QueueSite for Client<'_> {
+impl QueueSite for AskingSite<'_> {
     type Need = ();
     type Grant = ();
     type RequestState = ();
@@ -38,10 +38,10 @@ impl QueueSite for Client<'_> {
 }
 
 impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {
-    type Site = Client<'a>;
+    type Site = AskingSite<'a>;
 
-    fn site(&self) -> &Client<'a> {
-        &self.client
+    fn site(&self) -> &AskingSite<'a> {
+        &self.site
     }
 
     fn what(&self, (): &()) -> (Kind, u32) {
@@ -62,15 +62,15 @@ impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {
         if (self.attempt)() {
             return Ok(Try::Granted(()));
         }
-        lead.listening.public.listen(self.client.core, &self.channel);
+        lead.listening.public.listen(self.site.core, &self.channel);
         Ok(Try::Busy(Duration::from_secs(30)))
     }
 }
 
 /// Waits until `attempt` returns `true`. Returns `false` if the wait was cancelled.
 fn wait(core: &Core, channel: &str, cancel: &CancelToken, attempt: impl Fn() -> bool) -> bool {
-    let client = Client { core, queue: Mutex::new(Queue::new()) };
-    let alone = Alone { client, channel: channel.into(), attempt };
+    let site = AskingSite { core, queue: Mutex::new(Queue::new()) };
+    let alone = Alone { site, channel: channel.into(), attempt };
     let thread = Thread::current();
     let claim = Claim { thread: &thread, need: (), wait: Wait::from(cancel) };
     match acquire(&alone, (core, &KEY.into()), &claim) {

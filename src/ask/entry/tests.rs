@@ -19,7 +19,7 @@ const AT_ONCE: Action = Action::Then(Then::Sleep { until: 0 });
 const HERE: Collector = Collector { lease: LEASE, incarnation: 1, needs_reply: false };
 
 /// An event, for a row of a table.
-enum Event {
+enum EntryEvent {
     Asks(Asked),
     Answered { reply: EntryReply<char>, in_doubt: bool },
     Unanswered { in_doubt: bool },
@@ -45,27 +45,27 @@ enum Received {
 }
 
 /// Calls the method of the event. If the method has no result, the owner sleeps.
-fn step(entry: &mut EntryMachine<char>, now: u64, event: Event) -> Action {
+fn step(entry: &mut EntryMachine<char>, now: u64, event: EntryEvent) -> Action {
     let done = match event {
-        Event::Asks(asked) => {
+        EntryEvent::Asks(asked) => {
             entry.begin_request(asked, LEASE, true).map(|again| Action::Ask { again })
         }
-        Event::Answered { reply, in_doubt } => {
+        EntryEvent::Answered { reply, in_doubt } => {
             Some(Action::Then(entry.answered(now, reply, in_doubt).then))
         }
-        Event::Unanswered { in_doubt } => {
+        EntryEvent::Unanswered { in_doubt } => {
             entry.unanswered(in_doubt);
             None
         }
-        Event::Collects { inbox, collector } => {
+        EntryEvent::Collects { inbox, collector } => {
             let granted = entry.collect(now, inbox, collector);
             granted.map(|granted| Action::Then(Then::Granted(granted)))
         }
-        Event::Unacknowledged { in_doubt } => {
+        EntryEvent::Unacknowledged { in_doubt } => {
             entry.unacknowledged(in_doubt);
-            return step(entry, now, Event::Ends { inbox: Inbox::new() });
+            return step(entry, now, EntryEvent::Ends { inbox: Inbox::new() });
         }
-        Event::Ends { inbox } => {
+        EntryEvent::Ends { inbox } => {
             let (undo, details) = entry.end(inbox);
             Some(Action::GiveBack { undo, details })
         }
@@ -83,15 +83,15 @@ fn asked(at: u64) -> Asked {
 }
 
 /// `at` is in ms.
-fn asks(at: u64) -> Event {
-    Event::Asks(asked(at))
+fn asks(at: u64) -> EntryEvent {
+    EntryEvent::Asks(asked(at))
 }
 
-fn answered(reply: EntryReply<char>) -> Event {
-    Event::Answered { reply, in_doubt: false }
+fn answered(reply: EntryReply<char>) -> EntryEvent {
+    EntryEvent::Answered { reply, in_doubt: false }
 }
 
-fn granted(already: bool) -> Event {
+fn granted(already: bool) -> EntryEvent {
     answered(EntryReply::Granted { already, lease: LEASE, waits: true, details: 'r' })
 }
 
@@ -102,7 +102,7 @@ fn refused(now: u64, place: u32) -> EntryReply<char> {
     EntryReply::Refused { now: SERVER + now, left, place, by_redisson, is_new, poll }
 }
 
-fn waits() -> Event {
+fn waits() -> EntryEvent {
     let sleep = Duration::from_secs(60);
     answered(EntryReply::Queued { now: SERVER + 100, sleep, came_back: false })
 }
@@ -132,8 +132,8 @@ fn inbox<const N: usize>(received: [Received; N]) -> Inbox<char> {
     inbox
 }
 
-fn reads<const N: usize>(received: [Received; N]) -> Event {
-    Event::Collects { inbox: inbox(received), collector: HERE }
+fn reads<const N: usize>(received: [Received; N]) -> EntryEvent {
+    EntryEvent::Collects { inbox: inbox(received), collector: HERE }
 }
 
 /// An owner that sent its first request at 100 ms.
@@ -177,21 +177,21 @@ fn by_message() -> (Duration, By<char>) {
 }
 
 /// The state, the event, its time in ms, the action, and the time of the next request in ms.
-type Row = (&'static str, fn() -> EntryMachine<char>, fn() -> Event, u64, Action, u64);
+type Row = (&'static str, fn() -> EntryMachine<char>, fn() -> EntryEvent, u64, Action, u64);
 
 #[test]
 fn each_state_is_left_as_the_table_says() {
-    let twice: fn() -> Event = || {
+    let twice: fn() -> EntryEvent = || {
         let reply = EntryReply::Granted { already: false, lease: LEASE, waits: true, details: 'r' };
-        Event::Answered { reply, in_doubt: true }
+        EntryEvent::Answered { reply, in_doubt: true }
     };
-    let try_late: fn() -> Event = || {
+    let try_late: fn() -> EntryEvent = || {
         answered(EntryReply::Granted { already: false, lease: LEASE, waits: false, details: 'r' })
     };
     let give_back = |undo, details| Action::GiveBack { undo, details };
-    let ends: fn() -> Event = || Event::Ends { inbox: Inbox::new() };
-    let ends_granted: fn() -> Event = || Event::Ends { inbox: inbox([grant(600, 700)]) };
-    let unacknowledged: fn() -> Event = || Event::Unacknowledged { in_doubt: false };
+    let ends: fn() -> EntryEvent = || EntryEvent::Ends { inbox: Inbox::new() };
+    let ends_granted: fn() -> EntryEvent = || EntryEvent::Ends { inbox: inbox([grant(600, 700)]) };
+    let unacknowledged: fn() -> EntryEvent = || EntryEvent::Unacknowledged { in_doubt: false };
     let in_doubt: fn() -> EntryMachine<char> = || {
         let mut entry = asking();
         entry.unanswered(true);
@@ -202,8 +202,8 @@ fn each_state_is_left_as_the_table_says() {
         ("granted", asking, || granted(false), 101, counts(100, false, by_reply(None, false)), 0),
         ("granted by a copy", asking, twice, 101, counts(100, true, by_reply(None, true)), 0),
         ("not taken", asking, || answered(EntryReply::NotTaken), 101, AT_ONCE, 0),
-        ("failed", asking, || Event::Unanswered { in_doubt: false }, 101, AT_ONCE, 0),
-        ("no answer", asking, || Event::Unanswered { in_doubt: true }, 101, AT_ONCE, 0),
+        ("failed", asking, || EntryEvent::Unanswered { in_doubt: false }, 101, AT_ONCE, 0),
+        ("no answer", asking, || EntryEvent::Unanswered { in_doubt: true }, 101, AT_ONCE, 0),
         ("one at a time", asking, || asks(150), 150, AT_ONCE, 0),
         ("granted too late", asking, || granted(false), 30_100, AT_ONCE, 0),
         ("granted too late for a try", asking, try_late, 30_100, Action::Then(Then::Fail), 0),
@@ -304,7 +304,7 @@ fn each_state_is_left_as_the_table_says() {
             { counts(1_101, false, by_reply(None, true)) },
             0,
         ),
-        ("failed again", polling, || Event::Unanswered { in_doubt: false }, 1_102, AT_ONCE, 0),
+        ("failed again", polling, || EntryEvent::Unanswered { in_doubt: false }, 1_102, AT_ONCE, 0),
     ];
     for (what, state, event, now, then, ask_at) in rows {
         let mut entry = state();
@@ -363,13 +363,13 @@ fn a_message_that_should_have_come_makes_the_subscription_suspect() {
 fn the_reply_confirms_a_grant_that_replicas_must_have() {
     let mut entry = sleeping();
     let collector = Collector { needs_reply: true, ..HERE };
-    let collects = Event::Collects { inbox: inbox([grant(600, 700)]), collector };
+    let collects = EntryEvent::Collects { inbox: inbox([grant(600, 700)]), collector };
     assert_eq!(step(&mut entry, 700 * MS, collects), AT_ONCE);
     step(&mut entry, 700 * MS, asks(700));
     let (mut over, mut another) = (entry.clone(), entry.clone());
     let action = step(&mut entry, 701 * MS, granted(true));
     assert_eq!(action, counts(700, false, by_reply(Some('m'), true)));
-    let left = step(&mut over, 701 * MS, Event::Unacknowledged { in_doubt: true });
+    let left = step(&mut over, 701 * MS, EntryEvent::Unacknowledged { in_doubt: true });
     assert_eq!(left, Action::GiveBack { undo: Undo::NowAndLater, details: Some('m') });
     // The reply is about another grant than the message.
     let action = step(&mut another, 701 * MS, granted(false));
@@ -395,7 +395,7 @@ fn a_grant_by_message_counts_from_the_last_exchange() {
 fn a_grant_by_message_counts_only_at_the_same_server_and_for_the_wanted_lease() {
     let brief = Collector { lease: Duration::from_millis(50), ..HERE };
     for collector in [Collector { incarnation: 2, ..HERE }, brief] {
-        let collects = Event::Collects { inbox: inbox([grant(600, 700)]), collector };
+        let collects = EntryEvent::Collects { inbox: inbox([grant(600, 700)]), collector };
         assert_eq!(step(&mut sleeping(), 700 * MS, collects), AT_ONCE, "{collector:?}");
     }
 }

@@ -210,7 +210,7 @@ fn buckets_must_be_a_power_of_two() {
 /// One call of the wheel. Ticks are relative to the wheel's time, so that random calls reach edge
 /// cases.
 #[derive(Clone, Debug)]
-enum Call {
+enum WheelCall {
     Insert(Tick),
     /// Cancels one of the keys that inserts have returned. The key may be live or stale.
     Cancel(prop::sample::Index),
@@ -258,14 +258,14 @@ fn far_tick() -> impl Strategy<Value = Tick> {
     ]
 }
 
-fn call() -> impl Strategy<Value = Call> {
+fn call() -> impl Strategy<Value = WheelCall> {
     prop_oneof![
-        8 => far_tick().prop_map(Call::Insert),
-        3 => any::<prop::sample::Index>().prop_map(Call::Cancel),
+        8 => far_tick().prop_map(WheelCall::Insert),
+        3 => any::<prop::sample::Index>().prop_map(WheelCall::Cancel),
         // Jumps over rounds are rare, because such a jump fires most entries.
-        4 => tick().prop_map(Call::Advance),
-        1 => far_tick().prop_map(Call::Advance),
-        4 => far_tick().prop_map(Call::NextDue),
+        4 => tick().prop_map(WheelCall::Advance),
+        1 => far_tick().prop_map(WheelCall::Advance),
+        4 => far_tick().prop_map(WheelCall::NextDue),
     ]
 }
 
@@ -308,22 +308,22 @@ proptest! {
         let mut keys = Vec::new();
         for call in calls {
             match call {
-                Call::Insert(due) => {
+                WheelCall::Insert(due) => {
                     let due = due.resolve(model.now, buckets);
                     model.entries.push((due, keys.len()));
                     keys.push(wheel.insert(due, keys.len()));
                 }
-                Call::Cancel(index) => {
+                WheelCall::Cancel(index) => {
                     if !keys.is_empty() {
                         let item = index.index(keys.len());
                         prop_assert_eq!(wheel.cancel(keys[item]), model.cancel(item));
                     }
                 }
-                Call::Advance(now) => {
+                WheelCall::Advance(now) => {
                     let now = now.resolve(model.now, buckets);
                     prop_assert_eq!(advance(&mut wheel, now), model.advance(now));
                 }
-                Call::NextDue(horizon) => {
+                WheelCall::NextDue(horizon) => {
                     let horizon = horizon.resolve(model.now, buckets);
                     prop_assert_eq!(wheel.next_due(horizon), model.next_due(horizon));
                 }

@@ -22,14 +22,14 @@ use crate::waiting::Signal;
 
 const SOON: Duration = Duration::from_secs(20);
 
-type Leader<'a> = LeadershipGuard<'a, Arc<FairQueue>>;
+type FairLeadership<'a> = LeadershipGuard<'a, Arc<FairQueue>>;
 
 fn claim<'a>(lock: &FairLock, thread: &'a Arc<Thread>) -> Claim<'a, Terms> {
     Claim { thread, need: lock.handle.terms(), wait: Wait::FOREVER }
 }
 
 /// Returns the first thread, which leads the newcomers.
-fn first(lock: &FairLock) -> Leader<'_> {
+fn first(lock: &FairLock) -> FairLeadership<'_> {
     let thread = Thread::current();
     match lock.enter(&claim(lock, &thread)).unwrap() {
         Enter::Leads(leadership @ Some(_), None) => {
@@ -49,7 +49,7 @@ fn newcomers_behind(lock: &FairLock, count: usize) -> Vec<Arc<Newcomer>> {
     (0..count).map(come).collect()
 }
 
-fn ask(lock: &FairLock, leader: &mut Leader<'_>) -> Result<Try<Arc<Tenancy>>, Error> {
+fn ask(lock: &FairLock, leader: &mut FairLeadership<'_>) -> Result<Try<Arc<Tenancy>>, Error> {
     let thread = Thread::current();
     let claim = claim(lock, &thread);
     lock.ask(leader.lead_or(|it| lock.request_state(&claim, it)), &claim)
@@ -57,7 +57,7 @@ fn ask(lock: &FairLock, leader: &mut Leader<'_>) -> Result<Try<Arc<Tenancy>>, Er
 
 /// Takes the leadership from a newcomer's signal. If another thread asked for the newcomer, the
 /// leadership comes with an entry.
-fn take_leadership<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'a> {
+fn take_leadership<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> FairLeadership<'a> {
     match newcomer.take_signal() {
         Some(Signal::Leadership(leadership, lead)) => {
             LeadershipGuard::new(&lock.queue, leadership, lead.map(|lead| *lead))
@@ -66,24 +66,24 @@ fn take_leadership<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> Leader<'
     }
 }
 
-fn number(leader: &Leader<'_>) -> u64 {
+fn number(leader: &FairLeadership<'_>) -> u64 {
     leader.lead.as_ref().unwrap().request_state.entry.owner.number()
 }
 
 /// A thread that was granted the lock but has not read the grant yet.
-struct Granted<'a> {
+struct GrantedFair<'a> {
     lock: &'a FairLock,
-    leader: Leader<'a>,
+    leader: FairLeadership<'a>,
     tenancy: Arc<Tenancy>,
 }
 
-fn granted(lock: &FairLock) -> Granted<'_> {
+fn granted(lock: &FairLock) -> GrantedFair<'_> {
     let mut leader = first(lock);
     let Try::Granted(tenancy) = ask(lock, &mut leader).unwrap() else { panic!() };
-    Granted { lock, leader, tenancy }
+    GrantedFair { lock, leader, tenancy }
 }
 
-impl Granted<'_> {
+impl GrantedFair<'_> {
     /// Makes the thread read the grant.
     fn read_grant(self) -> Option<Arc<Tenancy>> {
         let Self { lock, mut leader, tenancy } = self;
@@ -168,11 +168,11 @@ fn the_first_thread_asks_for_all_newcomers_and_the_next_one_for_later_newcomers(
     let begun = clock::now();
     let Try::Granted(tenancy) = ask(&lock, &mut leader).unwrap() else { panic!() };
     let mut company: Vec<_> = company.iter().map(|one| take_leadership(&lock, one)).collect();
-    let numbers = |all: &[Leader<'_>]| all.iter().map(number).collect::<Vec<_>>();
+    let numbers = |all: &[FairLeadership<'_>]| all.iter().map(number).collect::<Vec<_>>();
     let line = numbers(&company);
     assert_eq!(queued(&server, "together"), line);
     // The first thread in the queue asks the server when the holder's lease ends.
-    let asks_within = |leader: &Leader<'_>| {
+    let asks_within = |leader: &FairLeadership<'_>| {
         leader.lead.as_ref().unwrap().listening.ask_at < begun + clock::nanos(SOON / 10)
     };
     assert!(asks_within(&company[0]) && !asks_within(&company[1]));
@@ -321,7 +321,7 @@ fn a_refusal_is_that_of_all_threads_of_the_request() {
 }
 
 /// Puts a listening thread into the queue behind another client.
-fn queued_leader(lock: &FairLock) -> Leader<'_> {
+fn queued_leader(lock: &FairLock) -> FairLeadership<'_> {
     let mut leader = first(lock);
     assert!(matches!(ask(lock, &mut leader).unwrap(), Try::Busy(_)));
     let site = &lock.handle.site;
@@ -330,14 +330,14 @@ fn queued_leader(lock: &FairLock) -> Leader<'_> {
 }
 
 /// Passes the leader a hold that the server no longer has, as another thread of the client would.
-fn pass(lock: &FairLock, leader: &Leader<'_>) {
+fn pass(lock: &FairLock, leader: &FairLeadership<'_>) {
     let (site, terms) = (&lock.handle.site, lock.handle.terms());
     let hold = Hold::new(site.core.id.next_owner(), terms, Asked::now(site), false);
     let tenancy = Arc::new(Tenancy::new(Arc::new(hold), Thread::current()));
     mailbox(leader).recipient.pass(tenancy).now();
 }
 
-fn mailbox(leader: &Leader<'_>) -> Arc<Registered<Arc<QueuedThread>>> {
+fn mailbox(leader: &FairLeadership<'_>) -> Arc<Registered<Arc<QueuedThread>>> {
     leader.lead.as_ref().unwrap().request_state.entry.mailbox.clone().unwrap()
 }
 

@@ -64,7 +64,7 @@ struct Inside {
 
 /// Counts of events over all schedules. A test whose event never happens proves nothing.
 #[derive(Default)]
-struct Seen {
+struct ReadWriteEvents {
     read: AtomicUsize,
     together: AtomicUsize,
     wrote: AtomicUsize,
@@ -104,7 +104,7 @@ fn give_back(guard: LockGuard) {
 }
 
 /// Uses the lock a few times. In these schedules no hold is lost.
-fn user(lock: &ReadWriteLock, inside: &Inside, seen: &Seen) {
+fn user(lock: &ReadWriteLock, inside: &Inside, seen: &ReadWriteEvents) {
     for _ in 0..ROUNDS {
         if chance(0.6) {
             let Some(guard) = take(lock.reader()).unwrap() else { continue };
@@ -117,7 +117,7 @@ fn user(lock: &ReadWriteLock, inside: &Inside, seen: &Seen) {
     }
 }
 
-fn read(lock: &ReadWriteLock, guard: &LockGuard, inside: &Inside, seen: &Seen) {
+fn read(lock: &ReadWriteLock, guard: &LockGuard, inside: &Inside, seen: &ReadWriteEvents) {
     count(&seen.read);
     let others = inside.reading.fetch_add(1, Ordering::SeqCst);
     assert_eq!(inside.writing.load(Ordering::SeqCst), 0, "reads beside a writer");
@@ -138,7 +138,7 @@ fn read(lock: &ReadWriteLock, guard: &LockGuard, inside: &Inside, seen: &Seen) {
     inside.reading.fetch_sub(1, Ordering::SeqCst);
 }
 
-fn write(lock: &ReadWriteLock, guard: LockGuard, inside: &Inside, seen: &Seen) {
+fn write(lock: &ReadWriteLock, guard: LockGuard, inside: &Inside, seen: &ReadWriteEvents) {
     count(&seen.wrote);
     assert_eq!(inside.writing.fetch_add(1, Ordering::SeqCst), 0, "writes beside a writer");
     assert_eq!(inside.reading.load(Ordering::SeqCst), 0, "writes beside a reader");
@@ -158,7 +158,7 @@ fn write(lock: &ReadWriteLock, guard: LockGuard, inside: &Inside, seen: &Seen) {
 }
 
 /// Runs `threads` threads of each process, which use the lock.
-fn play(processes: usize, threads: usize, seen: &Arc<Seen>) {
+fn play(processes: usize, threads: usize, seen: &Arc<ReadWriteEvents>) {
     let server = ModelServer::start();
     let processes: Vec<_> = (0..processes).map(|_| Process::start(&server)).collect();
     let inside = Arc::new(Inside::default());
@@ -181,8 +181,8 @@ fn play(processes: usize, threads: usize, seen: &Arc<Seen>) {
     assert!(!server.is_wanted(NAME), "a hold or a place that nobody has");
 }
 
-fn model(schedules: usize, processes: usize, threads: usize) -> Arc<Seen> {
-    let seen = Arc::new(Seen::default());
+fn model(schedules: usize, processes: usize, threads: usize) -> Arc<ReadWriteEvents> {
+    let seen = Arc::new(ReadWriteEvents::default());
     let count = Arc::clone(&seen);
     explore(schedules, move || play(processes, threads, &count));
     seen

@@ -28,14 +28,14 @@ fn route(url: &str) -> Route {
 }
 
 /// One client's semaphore "pool", and how long the server remembers its requests.
-struct Pool {
+struct NumberedPool {
     server: Server,
     route: Route,
     requests: Requests,
     numbers: Cell<u64>,
 }
 
-impl Pool {
+impl NumberedPool {
     fn new(valid_for: Duration, memory: Duration) -> Self {
         let server = Server::start().unwrap();
         let key = "redlatch_request:{pool}:client";
@@ -95,7 +95,7 @@ fn a_sequence_has_one_open_request_and_the_lowest_is_taken_first() {
 
 #[test]
 fn a_client_learns_the_servers_clock_from_its_first_request() {
-    let pool = Pool::new(VALID_FOR, RECORD_TTL);
+    let pool = NumberedPool::new(VALID_FOR, RECORD_TTL);
     let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut pool.server.connection()).unwrap();
     let latest = pool.requests.latest();
     let expected = (seconds + VALID_FOR.as_secs()) * 1_000;
@@ -114,7 +114,7 @@ fn a_client_learns_the_servers_clock_from_its_first_request() {
 /// Requests are applied once, even with random losses, copies and delays.
 #[test]
 fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
-    let pool = Pool::new(VALID_FOR, RECORD_TTL);
+    let pool = NumberedPool::new(VALID_FOR, RECORD_TTL);
     let mut random = rand::rng();
     // The commands on their way, also of closed requests.
     let mut under_way: Vec<(RequestId, Command)> = Vec::new();
@@ -166,7 +166,7 @@ fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
 
 #[test]
 fn an_abandoned_request_takes_nothing_in_any_order() {
-    let pool = Pool::new(VALID_FOR, RECORD_TTL);
+    let pool = NumberedPool::new(VALID_FOR, RECORD_TTL);
     for first_arrives in ["before", "after", "never"] {
         let request_id = pool.open();
         let scripts = pool.scripts();
@@ -192,7 +192,7 @@ fn an_abandoned_request_takes_nothing_in_any_order() {
 /// Copies and undos of earlier requests do not change a semaphore that was deleted and made anew.
 #[test]
 fn a_request_keeps_to_the_semaphore_that_it_found() {
-    let pool = Pool::new(VALID_FOR, RECORD_TTL);
+    let pool = NumberedPool::new(VALID_FOR, RECORD_TTL);
     let mut redis = pool.server.connection();
     let request_id = pool.open();
     let (taken, first) = pool.scripts().try_acquire(request_id, 1, &[3]).unwrap().reply;
@@ -229,7 +229,7 @@ fn permits_are_taken_for_whole_needs_and_of_those_behind_up_to_the_clients_share
         (1, 9, &[1, 1], 1),
         (0, 1, &[1], 0),
     ] {
-        let pool = Pool::new(VALID_FOR, RECORD_TTL);
+        let pool = NumberedPool::new(VALID_FOR, RECORD_TTL);
         let request_id = pool.open();
         pool.scripts().set_permits(request_id, free).unwrap();
         pool.requests.close(request_id);
@@ -246,7 +246,7 @@ fn permits_are_taken_for_whole_needs_and_of_those_behind_up_to_the_clients_share
 /// A copy comes so late if the process was stopped, or if its machine was suspended.
 #[test]
 fn a_copy_that_comes_after_the_servers_memory_is_gone_changes_nothing() {
-    let pool = Pool::new(SHORT, SHORT_MEMORY);
+    let pool = NumberedPool::new(SHORT, SHORT_MEMORY);
     let kept = pool.open();
     let first = pool.scripts().release_command(kept, 1, false);
     let copy = pool.scripts().release_command(kept, 1, true);
@@ -268,7 +268,7 @@ fn a_copy_that_comes_after_the_servers_memory_is_gone_changes_nothing() {
 
 #[test]
 fn a_call_that_stood_still_between_its_two_copies_says_that_it_does_not_know() {
-    let pool = Pool::new(SHORT, SHORT_MEMORY);
+    let pool = NumberedPool::new(SHORT, SHORT_MEMORY);
     let proxy = Proxy::before(&pool.server);
     let far = route(&proxy.url());
     let scripts = SemaphoreScripts { route: &far, ..pool.scripts() };

@@ -34,7 +34,7 @@ fn on(terms: Terms) -> LockNeed {
 
 /// The probability of each kind of trouble.
 #[derive(Clone, Copy, Default)]
-struct Odds {
+struct GateOdds {
     /// A thread waits only for a limited time.
     impatient: f64,
     /// A thread wants a fixed lease and not a watched lease.
@@ -53,7 +53,7 @@ struct Odds {
 
 /// Counts of events over all schedules. A test whose event never happens proves nothing.
 #[derive(Default)]
-struct Seen {
+struct GateEvents {
     passed: AtomicUsize,
     released: AtomicUsize,
     given_up: AtomicUsize,
@@ -63,10 +63,10 @@ struct Seen {
     undone: AtomicUsize,
 }
 
-struct Name {
+struct ModelSite {
     gate: Gate,
-    odds: Odds,
-    seen: Arc<Seen>,
+    odds: GateOdds,
+    seen: Arc<GateEvents>,
     core: Arc<Core>,
     name: crate::name::Name,
     /// The number of threads that have queued.
@@ -83,7 +83,7 @@ struct Name {
     failed_up_to: AtomicU64,
 }
 
-impl QueueSite for Name {
+impl QueueSite for ModelSite {
     type Need = LockNeed;
     type Grant = Arc<Tenancy>;
     type RequestState = Option<QueueEntry>;
@@ -118,7 +118,7 @@ impl QueueSite for Name {
 
 /// A thread that takes the lock like a `ReentrantLock`, but without a server.
 struct Visitor<'a> {
-    name: &'a Name,
+    name: &'a ModelSite,
     /// The number of threads that had queued when this thread queued.
     ticket: Cell<u64>,
     /// Whether the server has answered the thread with an error.
@@ -126,9 +126,9 @@ struct Visitor<'a> {
 }
 
 impl Synchronizer for Visitor<'_> {
-    type Site = Name;
+    type Site = ModelSite;
 
-    fn site(&self) -> &Name {
+    fn site(&self) -> &ModelSite {
         self.name
     }
 
@@ -210,7 +210,7 @@ impl Synchronizer for Visitor<'_> {
 
     fn admit(
         &self,
-        leadership: &mut LeadershipGuard<'_, Name>,
+        leadership: &mut LeadershipGuard<'_, ModelSite>,
         tenancy: Arc<Tenancy>,
         _: &Claim<'_, LockNeed>,
     ) -> Result<Option<Arc<Tenancy>>, Error> {
@@ -231,13 +231,13 @@ impl Synchronizer for Visitor<'_> {
     }
 }
 
-struct Patience {
+struct Impatience {
     token: CancelToken,
     deadline: Option<Instant>,
     canceller: Option<thread::JoinHandle<()>>,
 }
 
-impl Patience {
+impl Impatience {
     fn new(odds: f64) -> Self {
         let token = CancelToken::new();
         // Half of the impatient threads do not wait at all, and the other half wait until they are
@@ -258,7 +258,7 @@ impl Patience {
     }
 }
 
-impl Drop for Patience {
+impl Drop for Impatience {
     fn drop(&mut self) {
         if let Some(canceller) = self.canceller.take() {
             canceller.join().unwrap();
@@ -266,8 +266,8 @@ impl Drop for Patience {
     }
 }
 
-impl Name {
-    fn new(odds: Odds, seen: &Arc<Seen>) -> Self {
+impl ModelSite {
+    fn new(odds: GateOdds, seen: &Arc<GateEvents>) -> Self {
         Self {
             gate: Gate::new(Mode::Lock),
             odds,
@@ -289,7 +289,7 @@ impl Name {
         for _ in 0..times {
             let fixed = chance(self.odds.other_terms);
             let terms = if fixed { Terms::fixed(LEASE) } else { Terms::watched(LEASE) };
-            let patience = Patience::new(self.odds.impatient);
+            let patience = Impatience::new(self.odds.impatient);
             if let Some(tenancy) = self.acquire(&thread, terms, patience.wait()) {
                 let turn_is_over = self.hold(&tenancy, &thread);
                 let passed = self.leave(&tenancy, terms);
@@ -494,8 +494,8 @@ fn chance(odds: f64) -> bool {
 }
 
 /// Runs threads that each take the lock a few times, and a thread that makes holds lost.
-fn play(odds: Odds, seen: &Arc<Seen>) -> Arc<Name> {
-    let name = Arc::new(Name::new(odds, seen));
+fn play(odds: GateOdds, seen: &Arc<GateEvents>) -> Arc<ModelSite> {
+    let name = Arc::new(ModelSite::new(odds, seen));
     let mut threads: Vec<_> = (0..THREADS)
         .map(|_| {
             let name = Arc::clone(&name);
@@ -528,29 +528,29 @@ const THREADS: usize = 4;
 const VISITS: usize = 3;
 const SCHEDULES: usize = 700;
 
-fn model(odds: Odds, check: fn(&Name)) -> Arc<Seen> {
-    let seen = Arc::new(Seen::default());
+fn model(odds: GateOdds, check: fn(&ModelSite)) -> Arc<GateEvents> {
+    let seen = Arc::new(GateEvents::default());
     let count = Arc::clone(&seen);
     explore(SCHEDULES, move || check(&play(odds, &count)));
     seen
 }
 
 /// Asserts that every visit was granted, in the order of arrival.
-fn first_come_first_served(name: &Name) {
+fn first_come_first_served(name: &ModelSite) {
     assert!(name.served.lock().is_sorted());
     assert_eq!(name.seen.given_up.load(Ordering::SeqCst), 0);
 }
 
 #[test]
 fn each_gets_in_first_come_first_served() {
-    let seen = model(Odds::default(), first_come_first_served);
+    let seen = model(GateOdds::default(), first_come_first_served);
     assert!(happened(&seen.passed) && happened(&seen.released));
 }
 
 #[test]
 fn a_turn_that_is_over_ends_in_a_release_and_the_leadership_goes_round() {
-    let by_time = Odds { slow: 0.3, ..Odds::default() };
-    let by_terms = Odds { other_terms: 0.3, ..Odds::default() };
+    let by_time = GateOdds { slow: 0.3, ..GateOdds::default() };
+    let by_terms = GateOdds { other_terms: 0.3, ..GateOdds::default() };
     for odds in [by_time, by_terms] {
         let seen = model(odds, first_come_first_served);
         assert!(happened(&seen.passed) && happened(&seen.released));
@@ -559,21 +559,21 @@ fn a_turn_that_is_over_ends_in_a_release_and_the_leadership_goes_round() {
 
 #[test]
 fn a_waiter_that_gives_up_leaves_nothing_behind() {
-    let odds = Odds { impatient: 0.5, slow: 0.2, ..Odds::default() };
+    let odds = GateOdds { impatient: 0.5, slow: 0.2, ..GateOdds::default() };
     let seen = model(odds, |name| assert!(name.served.lock().is_sorted()));
     assert!(happened(&seen.given_up) && happened(&seen.won_against_giving_up));
 }
 
 #[test]
 fn a_lost_hold_opens_the_gate() {
-    let odds = Odds { losses: 6, nests: 0.3, expires: 0.1, ..Odds::default() };
+    let odds = GateOdds { losses: 6, nests: 0.3, expires: 0.1, ..GateOdds::default() };
     let seen = model(odds, |_| {});
     assert!(happened(&seen.vacated) && happened(&seen.undone));
 }
 
-fn beside_a_holder(others: fn(&Arc<Name>)) {
-    let name = Arc::new(Name::new(Odds::default(), &Arc::default()));
-    let patience = Patience::new(0.0);
+fn beside_a_holder(others: fn(&Arc<ModelSite>)) {
+    let name = Arc::new(ModelSite::new(GateOdds::default(), &Arc::default()));
+    let patience = Impatience::new(0.0);
     let tenancy = name.acquire(&Thread::current(), Terms::watched(LEASE), patience.wait()).unwrap();
     others(&name);
     name.leave(&tenancy, Terms::watched(LEASE));
@@ -614,14 +614,14 @@ fn a_lease_that_is_over_opens_the_gate_though_the_holder_sleeps_on() {
 
 #[test]
 fn a_leaders_error_fails_the_waiters_before_it_and_no_others() {
-    let odds = Odds { error: 0.4, slow: 0.4, ..Odds::default() };
+    let odds = GateOdds { error: 0.4, slow: 0.4, ..GateOdds::default() };
     let seen = model(odds, |name| assert!(name.served.lock().is_sorted()));
     assert!(happened(&seen.failed));
 }
 
 #[test]
 fn whatever_happens_together_every_thread_ends_and_the_gate_is_free() {
-    let odds = Odds {
+    let odds = GateOdds {
         impatient: 0.3,
         other_terms: 0.2,
         slow: 0.2,

@@ -21,7 +21,7 @@ const TURN_IS_OVER: u64 = 1_000_000_000;
 
 /// The probability of each kind of fault.
 #[derive(Clone, Copy, Default)]
-struct Odds {
+struct PermitOdds {
     /// A thread waits only for a limited time.
     impatient: f64,
     /// A holder keeps its permits for so long that the turn is over.
@@ -33,7 +33,7 @@ struct Odds {
 /// Counts of events over all schedules. A test in which an event never happens would prove nothing
 /// about the event.
 #[derive(Default)]
-struct Seen {
+struct PermitEvents {
     together: AtomicUsize,
     surplus: AtomicUsize,
     passed: AtomicUsize,
@@ -42,10 +42,10 @@ struct Seen {
 }
 
 /// One name in one process.
-struct Pool {
+struct PermitPool {
     gate: PermitGate<()>,
-    odds: Odds,
-    seen: Arc<Seen>,
+    odds: PermitOdds,
+    seen: Arc<PermitEvents>,
     core: Arc<Core>,
     name: crate::name::Name,
     /// The free permits on the server.
@@ -57,7 +57,7 @@ struct Pool {
     in_use: AtomicU32,
 }
 
-impl QueueSite for Pool {
+impl QueueSite for PermitPool {
     type Need = PermitNeed;
     type Grant = Permits<()>;
     type RequestState = PermitRequestState;
@@ -79,7 +79,7 @@ impl QueueSite for Pool {
     }
 }
 
-impl Synchronizer for Pool {
+impl Synchronizer for PermitPool {
     type Site = Self;
 
     fn site(&self) -> &Self {
@@ -139,8 +139,8 @@ impl Synchronizer for Pool {
     }
 }
 
-impl Pool {
-    fn new(odds: Odds, seen: &Arc<Seen>) -> Self {
+impl PermitPool {
+    fn new(odds: PermitOdds, seen: &Arc<PermitEvents>) -> Self {
         Self {
             gate: PermitGate::new(Duration::ZERO),
             odds,
@@ -247,11 +247,11 @@ fn chance(odds: f64) -> bool {
 
 /// Runs four threads, each of which takes permits twice. Checks that all permits are free in the
 /// end, and that no thread waits.
-fn play(odds: Odds) -> Arc<Seen> {
-    let seen = Arc::new(Seen::default());
+fn play(odds: PermitOdds) -> Arc<PermitEvents> {
+    let seen = Arc::new(PermitEvents::default());
     let all = Arc::clone(&seen);
     explore(800, move || {
-        let pool = Arc::new(Pool::new(odds, &all));
+        let pool = Arc::new(PermitPool::new(odds, &all));
         let threads: Vec<_> = (0..4)
             .map(|_| {
                 let pool = Arc::clone(&pool);
@@ -270,21 +270,21 @@ fn play(odds: Odds) -> Arc<Seen> {
 
 #[test]
 fn permits_that_a_leader_gets_for_others_reach_them_or_go_back() {
-    let seen = play(Odds { slow: 0.5, ..Odds::default() });
+    let seen = play(PermitOdds { slow: 0.5, ..PermitOdds::default() });
     assert!(seen.together.load(Ordering::SeqCst) > 0);
     assert!(seen.passed.load(Ordering::SeqCst) > 0);
 }
 
 #[test]
 fn a_waiter_that_leaves_while_the_leader_asks_for_it_takes_no_permit_along() {
-    let seen = play(Odds { impatient: 0.5, slow: 0.5, ..Odds::default() });
+    let seen = play(PermitOdds { impatient: 0.5, slow: 0.5, ..PermitOdds::default() });
     assert!(seen.surplus.load(Ordering::SeqCst) > 0);
     assert!(seen.given_up.load(Ordering::SeqCst) > 0);
 }
 
 #[test]
 fn a_leader_whose_answer_is_lost_keeps_no_thread_waiting() {
-    let seen = play(Odds { impatient: 0.3, slow: 0.3, error: 0.3 });
+    let seen = play(PermitOdds { impatient: 0.3, slow: 0.3, error: 0.3 });
     assert!(seen.failed.load(Ordering::SeqCst) > 0);
     assert!(seen.together.load(Ordering::SeqCst) > 0);
 }
