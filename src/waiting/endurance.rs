@@ -14,8 +14,14 @@
 
 use std::time::{Duration, Instant};
 
+use redlatch_client::sync::Thread;
+use redlatch_client::was_cut;
+
+use super::wait::{Wait, doze};
 use crate::config::Config;
 use crate::error::{Error, Passing};
+use crate::name::Name;
+use crate::runtime::Core;
 
 /// The pause after a request that failed because of an outage.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -83,6 +89,30 @@ impl Endurance {
         let left = limit.saturating_sub(now.saturating_duration_since(first));
         // The last request is sent at the end of the limit.
         (!left.is_zero()).then(|| pause.min(left))
+    }
+}
+
+/// Sends a further request of a waiting call. During an outage, repeats the request as the driver
+/// repeats the first request. The caller must first set [limits](Wait::limits).
+pub(crate) fn outlast<T>(
+    core: &Core,
+    name: &Name,
+    wait: &Wait<'_>,
+    mut ask: impl FnMut() -> Result<T, Error>,
+) -> Result<T, Error> {
+    let (thread, mut endurance) = (Thread::current(), Endurance::new([&core.config]));
+    loop {
+        let error = match ask() {
+            Err(error) if wait.blocks() && !was_cut() => error,
+            outcome => return outcome,
+        };
+        let Some(pause) = endurance.failed(&error, core.config.failover_timeout) else {
+            return Err(error);
+        };
+        doze(core, name, &thread, wait, wait.sleep_until(pause), || false)?;
+        if wait.is_over() {
+            return Err(error);
+        }
     }
 }
 

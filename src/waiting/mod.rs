@@ -32,15 +32,13 @@ mod waited;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redlatch_client::sync::{Thread, clock, jitter};
+use redlatch_client::sync::clock;
 use redlatch_client::{was_cut, was_cut_while_answering};
 
-pub(crate) use endurance::Endurance;
+pub(crate) use endurance::{Endurance, outlast};
 pub(crate) use listening::{Listening, await_confirmation};
 use long_wait::LongWait;
-pub(crate) use queue::{
-    Lead, LeadershipGuard, LocalWaiter, Queue, QueueLeadership, QueueSite, Signal, Wake,
-};
+pub(crate) use queue::{Lead, LocalWaiter, Queue, QueueLeadership, QueueSite, Signal, Wake};
 use queue::{SignalOf, WaiterOf};
 
 use crate::error::{Error, ErrorKind};
@@ -50,7 +48,7 @@ use crate::runtime::{Core, Count};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
 pub use wait::Wait;
-pub(crate) use wait::{Claim, doze};
+pub(crate) use wait::{Claim, doze, slow_poll, slow_poll_or};
 pub use waited::Waited;
 
 /// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (A leader calls
@@ -524,26 +522,42 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
     }
 }
 
-/// Sends a further request of a waiting call. During an outage, repeats the request as the driver
-/// repeats the first request. The caller must first set [limits](Wait::limits).
-pub(crate) fn outlast<T>(
-    core: &Core,
-    name: &Name,
-    wait: &Wait<'_>,
-    mut ask: impl FnMut() -> Result<T, Error>,
-) -> Result<T, Error> {
-    let (thread, mut endurance) = (Thread::current(), Endurance::new([&core.config]));
-    loop {
-        let error = match ask() {
-            Err(error) if wait.blocks() && !was_cut() => error,
-            outcome => return outcome,
-        };
-        let Some(pause) = endurance.failed(&error, core.config.failover_timeout) else {
-            return Err(error);
-        };
-        doze(core, name, &thread, wait, wait.sleep_until(pause), || false)?;
-        if wait.is_over() {
-            return Err(error);
+/// A thread that sends requests, with its leadership and its lead. The drop of this value hands the
+/// leadership on.
+pub(crate) struct LeadershipGuard<'a, Q: QueueSite> {
+    site: &'a Q,
+    /// `None` if the thread asks only for itself, or no longer leads.
+    pub(crate) leadership: Option<QueueLeadership>,
+    pub(crate) lead: Option<Lead<Q::RequestState>>,
+}
+
+impl<'a, Q: QueueSite> LeadershipGuard<'a, Q> {
+    pub(crate) fn new(
+        site: &'a Q,
+        leadership: Option<QueueLeadership>,
+        lead: Option<Lead<Q::RequestState>>,
+    ) -> Self {
+        Self { site, leadership, lead }
+    }
+
+    pub(crate) fn lead_or(
+        &mut self,
+        request_state: impl FnOnce(&mut Option<QueueLeadership>) -> Q::RequestState,
+    ) -> &mut Lead<Q::RequestState> {
+        let leadership = &mut self.leadership;
+        self.lead.get_or_insert_with(|| Lead::new(request_state(leadership)))
+    }
+
+    /// Returns the leadership and the lead, for a call that continues as the leader.
+    pub(crate) fn into_parts(mut self) -> (Option<QueueLeadership>, Option<Lead<Q::RequestState>>) {
+        (self.leadership.take(), self.lead.take())
+    }
+}
+
+impl<Q: QueueSite> Drop for LeadershipGuard<'_, Q> {
+    fn drop(&mut self) {
+        if let Some(leadership) = self.leadership.take() {
+            self.site.transfer_leadership(leadership, self.lead.take());
         }
     }
 }
@@ -554,22 +568,3 @@ const TOO_SHORT: Duration = Duration::from_millis(10);
 
 /// The arrival number of a thread that is about to queue again.
 const LAST: u64 = u64::MAX;
-
-/// Returns the maximum sleep of a waiter, which must poll because a message may be lost. The time
-/// is random within a range, so that processes do not poll together.
-pub(crate) fn slow_poll() -> Duration {
-    SLOW_POLL.mul_f64(0.8 + 0.4 * jitter(clock::now()))
-}
-
-const SLOW_POLL: Duration = Duration::from_secs(5);
-
-/// Returns the maximum sleep of a waiter that must notice the end of a lease or key. The lease or
-/// key ends after `left`, and no message reports the end.
-pub(crate) fn slow_poll_or(left: Option<Duration>) -> Duration {
-    let end = left.map_or(Duration::MAX, |left| left.saturating_add(AFTER_THE_END));
-    slow_poll().min(end)
-}
-
-/// The time from the end of a lease or key to the waiter's request. Redis removes a key one
-/// millisecond after the key's end.
-const AFTER_THE_END: Duration = Duration::from_millis(2);

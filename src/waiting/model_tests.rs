@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redlatch_client::CancelToken;
-use redlatch_client::sync::{Mutex, explore};
+use redlatch_client::sync::{Mutex, Thread, explore};
 use shuttle::thread;
 
 use super::*;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redlatch_client::sync::Thread;
+use redlatch_client::sync::{Thread, clock, jitter};
 use redlatch_client::{CancelToken, Limit, Limited, Registration};
 
 use crate::error::Error;
@@ -203,6 +203,25 @@ pub(crate) fn doze(
         }
     })
 }
+
+/// Returns the maximum sleep of a waiter, which must poll because a message may be lost. The time
+/// is random within a range, so that processes do not poll together.
+pub(crate) fn slow_poll() -> Duration {
+    SLOW_POLL.mul_f64(0.8 + 0.4 * jitter(clock::now()))
+}
+
+const SLOW_POLL: Duration = Duration::from_secs(5);
+
+/// Returns the maximum sleep of a waiter that must notice the end of a lease or key. The lease or
+/// key ends after `left`, and no message reports the end.
+pub(crate) fn slow_poll_or(left: Option<Duration>) -> Duration {
+    let end = left.map_or(Duration::MAX, |left| left.saturating_add(AFTER_THE_END));
+    slow_poll().min(end)
+}
+
+/// The time from the end of a lease or key to the waiter's request. Redis removes a key one
+/// millisecond after the key's end.
+const AFTER_THE_END: Duration = Duration::from_millis(2);
 
 impl From<Duration> for Wait<'_> {
     fn from(wait: Duration) -> Self {
