@@ -1,4 +1,5 @@
-//! The requests of a queue entry, and the channels and messages of the thread that has the entry.
+//! The path of an entry in Redis's queue, from its first request to the seat: the requests, the
+//! messages, the grant, and the admission of the granted hold.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,6 +7,7 @@ use std::time::Duration;
 use redlatch_client::Command;
 use redlatch_client::sync::{Mutex, Waker, clock, jitter};
 
+use super::gate::GateQueue;
 use super::site::Site;
 use crate::ask::{
     AfterReply, Asked, By, Collector, EntryMachine, EntryReply, Granted, Inbox, Listens, POLL,
@@ -15,11 +17,11 @@ use crate::error::Error;
 use crate::hold::{GrantDetails, Hold, KeepsLive, Tenancy, Terms};
 use crate::lease::Cleanup;
 use crate::name::Name;
-use crate::order::LockNeed;
+use crate::order::{Admission, LockNeed};
 use crate::runtime::{Message, Recipient, Registered};
 use crate::scripts::lock::{Acquired, Tokens};
-use crate::scripts::{Chain, Mode, Owner, Replied, Trouble};
-use crate::waiting::{Claim, Listening, QueueSite, Try};
+use crate::scripts::{self, Chain, Mode, Owner, Replied, Trouble};
+use crate::waiting::{Claim, Lead, Listening, QueueLeadership, QueueSite, Try};
 
 /// A queue entry. The thread that has it must turn it into a hold or give it up
 /// (`Site::leave_queue`).
@@ -315,6 +317,90 @@ impl QueueEntry {
             let chain = details.map_or_else(Chain::default, |details| details.chain);
             site.scripts().give_up_command(owner, chain)
         })
+    }
+}
+
+/// The end of a grant's path.
+impl Site {
+    /// Begins the tenancy of a granted hold, ends the leadership of its thread, and sets the hold's
+    /// alarm. Returns `false` if the process no longer has the hold. The thread then still leads.
+    ///
+    /// # Blocking
+    ///
+    /// One round trip if another hold has the seat, otherwise none.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if another hold has the seat and the server does not answer whether it has
+    /// the new hold. The caller must then undo the new hold.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        leadership: &mut Option<QueueLeadership>,
+    ) -> Result<bool, Error> {
+        let mut gone = None;
+        loop {
+            match self.gate.admit(tenancy, leadership, gone.as_ref()) {
+                Admission::Admitted(stale) => {
+                    self.watch(tenancy);
+                    if let Some(seat) = stale {
+                        let hold = &seat.tenancy.hold();
+                        let reason = hold.lose(hold.why_gone());
+                        self.declare_all_lost(&seat, reason);
+                        self.clean_up(hold, true);
+                    }
+                    return Ok(true);
+                }
+                // Each thread of a fair lock asks for itself. Two threads of a fair lock may have
+                // two holds, one of which a forced unlock has ended. Only the server knows which
+                // hold has ended, because threads do not always read grants in the server's order.
+                Admission::OtherHold(other) => {
+                    if !self.has_granted(&tenancy.hold())? {
+                        return Ok(false);
+                    }
+                    gone = Some(other);
+                }
+                Admission::NotHeld => return Ok(false),
+            }
+        }
+    }
+
+    /// Asks the server whether it still has this hold, if the server has granted another hold as
+    /// well.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`admit`](Self::admit).
+    pub(crate) fn has_granted(&self, hold: &Hold) -> Result<bool, Error> {
+        scripts::lock::is_held_by(&self.route, &self.name, &hold.owner).map_err(|trouble| {
+            let state =
+                "nothing is held; if the server granted the lock, it is released in the background";
+            trouble.into_error().of(&self.name).now(state)
+        })
+    }
+}
+
+impl QueueSite for Arc<Site> {
+    type Need = LockNeed;
+    type Grant = Arc<Tenancy>;
+    /// An entry in the lock's queue. `None` before the leader's first request.
+    type RequestState = Option<QueueEntry>;
+
+    fn with_queue<R>(&self, look: impl FnOnce(&mut GateQueue) -> R) -> R {
+        self.gate.with_queue(look)
+    }
+
+    /// Gives the leadership to the next thread in the queue. If this thread needs the same mode, it
+    /// also gets the entry. Otherwise the entry is given up.
+    fn transfer_leadership(
+        &self,
+        leadership: QueueLeadership,
+        lead: Option<Lead<Option<QueueEntry>>>,
+    ) {
+        let left = self.gate.transfer_leadership(leadership, lead);
+        if let Some(entry) = left.and_then(|lead| lead.request_state) {
+            self.leave_queue(entry);
+        }
     }
 }
 

@@ -8,20 +8,18 @@ use redlatch_client::Route;
 use redlatch_client::pubsub::Tracked;
 use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 
-use super::gate::{Gate, GateQueue};
-use super::queue_entry::QueueEntry;
+use super::gate::Gate;
 use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, Leaseholder, Renewing, Seat, Tenancy};
 use crate::lease::{Alarm, Cleanup, Renewal};
 use crate::name::Name;
-use crate::order::{Admission, LockNeed};
 use crate::runtime::{Core, Member};
 use crate::scripts::lock::LockScripts;
 use crate::scripts::renewal::RenewalKind;
 use crate::scripts::{self, Chain, LockKeys, Mode, Trouble};
 use crate::snapshot::Held;
-use crate::waiting::{Lead, QueueLeadership, QueueSite};
+use crate::waiting::QueueSite;
 
 /// One name in one client. All handles of the name's re-entrant and fair locks share one site. The
 /// name's fenced lock has another site, and its read-write lock has two sites: one for readers, and
@@ -107,63 +105,6 @@ impl Site {
         error
     }
 
-    /// Begins the tenancy of a granted hold, ends the leadership of its thread, and sets the hold's
-    /// alarm. Returns `false` if the process no longer has the hold. The thread then still leads.
-    ///
-    /// # Blocking
-    ///
-    /// One round trip if another hold has the seat, otherwise none.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if another hold has the seat and the server does not answer whether it has
-    /// the new hold. The caller must then undo the new hold.
-    pub(crate) fn admit(
-        self: &Arc<Self>,
-        tenancy: &Arc<Tenancy>,
-        leadership: &mut Option<QueueLeadership>,
-    ) -> Result<bool, Error> {
-        let mut gone = None;
-        loop {
-            match self.gate.admit(tenancy, leadership, gone.as_ref()) {
-                Admission::Admitted(stale) => {
-                    self.watch(tenancy);
-                    if let Some(seat) = stale {
-                        let hold = &seat.tenancy.hold();
-                        let reason = hold.lose(hold.why_gone());
-                        self.declare_all_lost(&seat, reason);
-                        self.clean_up(hold, true);
-                    }
-                    return Ok(true);
-                }
-                // Each thread of a fair lock asks for itself. Two threads of a fair lock may have
-                // two holds, one of which a forced unlock has ended. Only the server knows which
-                // hold has ended, because threads do not always read grants in the server's order.
-                Admission::OtherHold(other) => {
-                    if !self.has_granted(&tenancy.hold())? {
-                        return Ok(false);
-                    }
-                    gone = Some(other);
-                }
-                Admission::NotHeld => return Ok(false),
-            }
-        }
-    }
-
-    /// Asks the server whether it still has this hold, if the server has granted another hold as
-    /// well.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`admit`](Self::admit).
-    pub(crate) fn has_granted(&self, hold: &Hold) -> Result<bool, Error> {
-        scripts::lock::is_held_by(&self.route, &self.name, &hold.owner).map_err(|trouble| {
-            let state =
-                "nothing is held; if the server granted the lock, it is released in the background";
-            trouble.into_error().of(&self.name).now(state)
-        })
-    }
-
     /// Sends a forced unlock. If the server answers `true`, the hold in the seat is lost.
     pub(crate) fn force(
         self: &Arc<Self>,
@@ -191,7 +132,7 @@ impl Site {
         outcome
     }
 
-    fn declare_all_lost(&self, seat: &Seat, reason: LostReason) {
+    pub(super) fn declare_all_lost(&self, seat: &Seat, reason: LostReason) {
         for tenancy in seat.tenancies() {
             tenancy.declare_lost(&self.core, &self.name, reason);
         }
@@ -357,30 +298,6 @@ impl Drop for Site {
 impl fmt::Debug for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Site").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-impl QueueSite for Arc<Site> {
-    type Need = LockNeed;
-    type Grant = Arc<Tenancy>;
-    /// An entry in the lock's queue. `None` before the leader's first request.
-    type RequestState = Option<QueueEntry>;
-
-    fn with_queue<R>(&self, look: impl FnOnce(&mut GateQueue) -> R) -> R {
-        self.gate.with_queue(look)
-    }
-
-    /// Gives the leadership to the next thread in the queue. If this thread needs the same mode, it
-    /// also gets the entry. Otherwise the entry is given up.
-    fn transfer_leadership(
-        &self,
-        leadership: QueueLeadership,
-        lead: Option<Lead<Option<QueueEntry>>>,
-    ) {
-        let left = self.gate.transfer_leadership(leadership, lead);
-        if let Some(entry) = left.and_then(|lead| lead.request_state) {
-            self.leave_queue(entry);
-        }
     }
 }
 

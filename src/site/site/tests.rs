@@ -13,6 +13,7 @@ use crate::hold::{GrantDetails, HoldState, Terms};
 use crate::lease::Task;
 use crate::runtime::Session;
 use crate::scripts::Chain;
+use crate::site::{LockNeed, QueueEntry};
 use crate::waiting::{Claim, Listening, Try, Wait};
 
 const SOON: Duration = Duration::from_secs(20);
