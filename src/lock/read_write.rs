@@ -10,6 +10,7 @@ use crate::lock::{Handle, one_lock};
 use crate::runtime::Session;
 use crate::scripts::Mode;
 
+mod hooks;
 #[cfg(all(test, models))]
 mod model_tests;
 mod pair;
