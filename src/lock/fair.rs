@@ -246,7 +246,8 @@ impl Synchronizer for FairLock {
             return Ok(None);
         }
         entry.become_hold(hold);
-        handle.unless_shut_down(tenancy).map(Some)
+        site.release_if_shut_down(hold)?;
+        Ok(Some(tenancy))
     }
 
     fn observed(&self, tenancy: &Arc<Tenancy>) {

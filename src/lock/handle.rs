@@ -5,7 +5,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch_client::Limit;
 use redlatch_client::sync::Thread;
 
 use super::read_write::Pair;
@@ -190,21 +189,6 @@ impl Handle {
     pub(crate) fn level(&self, tenancy: &Arc<Tenancy>) -> HoldLevel {
         let shares = self.site.mode == Mode::Read && !self.terms.is_watched();
         HoldLevel::on(self.terms(), shares.then(|| self.site.gate.last_end(tenancy)).flatten())
-    }
-
-    /// Returns the tenancy of a granted hold, or an error if the client was shut down in the
-    /// meantime.
-    pub(crate) fn unless_shut_down(&self, tenancy: Arc<Tenancy>) -> Result<Arc<Tenancy>, Error> {
-        if self.session.core().is_shut_down() {
-            // The end of the client released only the holds that existed at that time. A hold that
-            // was granted after the end must be released here.
-            self.site.lose_hold(&tenancy.hold(), LostReason::ShutDown);
-            // No thread would repeat the release later, so no limit may end the request.
-            let _unlimited = Limit::set(None);
-            let _ = self.site.release(&tenancy.hold(), Leaving::Awaited);
-            return Err(Error::shut_down(&self.site.name));
-        }
-        Ok(tenancy)
     }
 
     #[inline]

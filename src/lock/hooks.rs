@@ -127,7 +127,8 @@ impl Synchronizer for Hooks<'_, '_> {
         if self.reads() && !self.handle.ensure_lease(&tenancy)? {
             return Ok(None);
         }
-        self.handle.unless_shut_down(tenancy).map(Some)
+        self.handle.site.release_if_shut_down(&tenancy.hold())?;
+        Ok(Some(tenancy))
     }
 
     fn observed(&self, tenancy: &Arc<Tenancy>) {
@@ -197,10 +198,10 @@ impl Synchronizer for Hooks<'_, '_> {
         if self.reads() {
             return self.admit_to_read(leadership, tenancy, claim);
         }
-        if !self.handle.site.admit(&tenancy, &mut leadership.leadership)? {
-            return Ok(None);
+        let is_admitted = self.handle.site.admit(&tenancy, &mut leadership.leadership)?;
+        if is_admitted {
+            self.lose_read_hold();
         }
-        self.lose_read_hold();
-        self.handle.unless_shut_down(tenancy).map(Some)
+        Ok(is_admitted.then_some(tenancy))
     }
 }

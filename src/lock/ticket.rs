@@ -305,7 +305,7 @@ fn take_over(session: &Session, ticket: &Ticket, is_fenced: bool) -> Result<Held
     let kind = if is_fenced { Kind::FencedLock } else { Kind::ReentrantLock };
     let started = Event::of(&site.name, (kind, 1), Duration::ZERO, ());
     core.tell_observers(|it| it.wait_started(&started));
-    let adopted = site.adopt(&ticket.owner, terms).and_then(|it| handle.unless_shut_down(it));
+    let adopted = site.adopt(&ticket.owner, terms);
     let time = clock::since(begun);
     match adopted {
         Ok(tenancy) => {

@@ -4,17 +4,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch_client::Command;
 use redlatch_client::sync::{Mutex, Waker, clock, jitter};
+use redlatch_client::{Command, Limit};
 
 use super::gate::GateQueue;
-use super::site::Site;
+use super::site::{Leaving, Site};
 use crate::ask::{
     AfterReply, Asked, By, Collector, EntryMachine, EntryReply, Granted, Inbox, Listens, POLL,
     ReceivedGrant, Then, Undo,
 };
-use crate::error::Error;
-use crate::hold::{GrantDetails, Hold, KeepsLive, Tenancy, Terms};
+use crate::error::{Error, LostReason};
+use crate::hold::{GrantDetails, Hold, KeepsLive, Leaseholder, Tenancy, Terms};
 use crate::lease::Cleanup;
 use crate::name::Name;
 use crate::order::{Admission, LockNeed};
@@ -332,7 +332,8 @@ impl Site {
     /// # Errors
     ///
     /// Returns an error if another hold has the seat and the server does not answer whether it has
-    /// the new hold. The caller must then undo the new hold.
+    /// the new hold. The caller must then undo the new hold. Also returns an error if the client
+    /// was shut down in the meantime: then the new hold is released.
     pub(crate) fn admit(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -349,7 +350,7 @@ impl Site {
                         self.declare_all_lost(&seat, reason);
                         self.clean_up(hold, true);
                     }
-                    return Ok(true);
+                    return self.release_if_shut_down(&tenancy.hold()).map(|()| true);
                 }
                 // Each thread of a fair lock asks for itself. Two threads of a fair lock may have
                 // two holds, one of which a forced unlock has ended. Only the server knows which
@@ -363,6 +364,19 @@ impl Site {
                 Admission::NotHeld => return Ok(false),
             }
         }
+    }
+
+    /// Releases a granted or passed hold, and returns an error, if the client was shut down in the
+    /// meantime. (The end of the client released only the holds that existed at that time.)
+    pub(crate) fn release_if_shut_down(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<(), Error> {
+        if !self.core.is_shut_down() {
+            return Ok(());
+        }
+        self.lose_hold(hold, LostReason::ShutDown);
+        // No thread would repeat the release later, so no limit may end the request.
+        let _unlimited = Limit::set(None);
+        let _ = self.release(hold, Leaving::Awaited);
+        Err(Error::shut_down(&self.name))
     }
 
     /// Asks the server whether it still has this hold, if the server has granted another hold as

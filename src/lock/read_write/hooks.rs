@@ -77,7 +77,7 @@ impl Hooks<'_, '_> {
             site.lose_hold(&tenancy.hold(), LostReason::Revoked);
             return Ok(None);
         }
-        let tenancy = self.handle.unless_shut_down(tenancy)?;
+        site.release_if_shut_down(&tenancy.hold())?;
         Ok(Some(tenancy))
     }
 
@@ -155,8 +155,10 @@ impl Hooks<'_, '_> {
             false => Some(tenancy),
         };
         let Some(tenancy) = admitted else { return Ok(None) };
-        self.handle.site.gate.let_readers_in();
-        self.handle.unless_shut_down(tenancy).map(Some)
+        let site = &self.handle.site;
+        site.gate.let_readers_in();
+        site.release_if_shut_down(&tenancy.hold())?;
+        Ok(Some(tenancy))
     }
 
     /// Declares the read hold of this process lost, because the server has granted the write lock.
