@@ -28,8 +28,8 @@ use crate::scripts::{Chain, Mode, Owner};
 pub(crate) struct GrantDetails {
     /// The number of processes that wait behind the hold.
     pub(crate) places: u32,
-    /// Whether another process handed the lock over by a message. After a hand-over, other
-    /// processes most likely wait when this hold is released.
+    /// Whether a message reported the grant. After such a grant, other processes most likely wait
+    /// when this hold is released.
     pub(crate) by_message: bool,
     pub(crate) chain: Chain,
     pub(crate) tokens: Option<Tokens>,
@@ -239,7 +239,7 @@ impl Hold {
         self.is_provisional() && !self.outlives_its_terms()
     }
 
-    /// Whether another process handed the hold on with a lease longer than that of its terms.
+    /// Whether the server granted the hold with a lease longer than that of its terms.
     pub(crate) fn outlives_its_terms(&self) -> bool {
         self.granted_lease > self.terms.nanos()
     }

@@ -119,7 +119,7 @@ impl Synchronizer for Hooks<'_, '_> {
     /// Checks a hold that was passed to this thread, because the thread may have slept until the
     /// lease ended. If the client was shut down in the meantime, releases the hold and returns an
     /// error.
-    fn take_passed(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
+    fn collect_passed(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
         if !tenancy.is_held() {
             self.handle.site.lose_hold(&tenancy.hold(), LostReason::LeaseExpired);
             return Ok(None);

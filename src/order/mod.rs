@@ -8,8 +8,8 @@
 //!             enter                  admit                 leave (turn over, or nobody waits)
 //!   (free) ----------> led: leadership -----> seat taken ------------------------> led: releasing
 //!     ^                  |   ^                  |    ^                                    |
-//!     |    hand on,      |   | hand on,         |    | leave: pass to the first           |
-//!     +---- queue empty -+   +-- to the first --+----+ in the queue                       |
+//!     |    promote,      |   | promote          |    | leave: pass to the first           |
+//!     +---- queue empty -+   +-- the first -----+----+ in the queue                       |
 //!     +-----------------------------------------------------------------------------------+
 //! ```
 //!
@@ -55,7 +55,7 @@
 //! writer never overtakes that writer, in this process or in another process.
 //!
 //! The leadership is never lost. While the queue is not empty, the seat is taken or a thread leads.
-//! A leader that gives up hands the leadership on.
+//! A leader that gives up transfers the leadership.
 
 use std::sync::Arc;
 

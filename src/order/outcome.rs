@@ -64,8 +64,8 @@ pub(crate) enum LeaveOutcome {
     /// The last tenancy has left this seat, and the next thread has the hold. The caller must wake
     /// this thread, and the waiter that should be awake for the next pass.
     Passed(Box<Seat>, [Wake; 2]),
-    /// The last tenancy has left this seat. The thread must release the hold, and then hand the
-    /// leadership on. The leadership is `None` if another thread leads, or if the thread has left
+    /// The last tenancy has left this seat. The thread must release the hold, and then transfer
+    /// the leadership. The leadership is `None` if another thread leads, or if the thread has left
     /// the readers' seat.
     Release(Box<Seat>, Option<QueueLeadership>),
 }

@@ -156,8 +156,8 @@ impl Gate {
         act(&mut state, now)
     }
 
-    fn with_side<R>(&self, look: impl FnOnce(&mut Side) -> R) -> R {
-        look(self.state.lock().side(self.mode))
+    fn with_side<R>(&self, act: impl FnOnce(&mut Side) -> R) -> R {
+        act(self.state.lock().side(self.mode))
     }
 
     /// Records that the server has answered a forced unlock of this process. A thread with an
@@ -225,9 +225,9 @@ impl Gate {
         });
     }
 
-    /// Calls `look` with a fair lock's threads, under the gate's mutex.
-    pub(crate) fn with_standing<R>(&self, look: impl FnOnce(&mut Standing) -> R) -> R {
-        look(self.state.lock().standing.get_or_insert_default())
+    /// Calls `act` with a fair lock's threads, under the gate's mutex.
+    pub(crate) fn with_standing<R>(&self, act: impl FnOnce(&mut Standing) -> R) -> R {
+        act(self.state.lock().standing.get_or_insert_default())
     }
 
     /// Adds `queued`, so that a hold may be passed to it.
@@ -273,7 +273,7 @@ impl Gate {
     }
 
     /// Records that a thread has released a fair lock's hold.
-    pub(super) fn gave_back(&self) {
+    pub(super) fn release_ended(&self) {
         let call = self.with_standing(|standing| {
             standing.releasing = standing.releasing.saturating_sub(1);
             standing.call()
@@ -281,8 +281,8 @@ impl Gate {
         call.now();
     }
 
-    pub(crate) fn with_seat<R>(&self, look: impl FnOnce(Option<&mut Seat>) -> R) -> R {
-        self.with_side(|side| look(side.seat.as_mut()))
+    pub(crate) fn with_seat<R>(&self, act: impl FnOnce(Option<&mut Seat>) -> R) -> R {
+        self.with_side(|side| act(side.seat.as_mut()))
     }
 
     pub(crate) fn hold(&self) -> Option<Arc<Hold>> {
@@ -356,7 +356,7 @@ impl Gate {
         self.with_side(|side| side.cohort.left_to_others());
     }
 
-    pub(super) fn with_queue<R>(&self, look: impl FnOnce(&mut GateQueue) -> R) -> R {
-        look(&mut self.state.lock().queue)
+    pub(super) fn with_queue<R>(&self, act: impl FnOnce(&mut GateQueue) -> R) -> R {
+        act(&mut self.state.lock().queue)
     }
 }

@@ -24,7 +24,7 @@ use crate::scripts::{self, Chain, Mode, Owner, Replied, Trouble};
 use crate::waiting::{Claim, Lead, Listening, QueueLeadership, QueueSite, Try};
 
 /// A queue entry. The thread that has it must turn it into a hold or give it up
-/// (`Site::leave_queue`).
+/// (`Site::give_up_entry`).
 ///
 /// `D` is the type of a grant's details. `R` is the recipient of messages to the owner.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl Recipient for Mailbox {
         let is_this = |database, lock: &str| database == self.database && lock == &**self.name;
         let state = match message {
             Message::Grant(grant) if is_this(grant.database, grant.lock) => {
-                let Some(details) = details(grant.details) else { return true };
+                let Some((_, details)) = parse_details(grant.details) else { return true };
                 let mut state = self.state.lock();
                 if self.is_fenced && details.tokens.is_none() {
                     // The releasing process used the re-entrant lock of this name, so its grant has
@@ -223,7 +223,7 @@ impl QueueEntry {
             }
         };
         if let (Acquired::Granted { .. }, Some(unacknowledged)) = (&reply, unacknowledged) {
-            let error = self.taken_back(site, claim.need.terms, in_doubt, unacknowledged);
+            let error = self.give_back(site, claim.need.terms, in_doubt, unacknowledged);
             site.fail_before(arrivals, &error);
             return Err(error);
         }
@@ -292,7 +292,7 @@ impl QueueEntry {
     /// Gives back a grant that too few replicas have. The entry gets a new owner for the next
     /// leader's request.
     #[inline(never)]
-    fn taken_back(
+    fn give_back(
         &mut self,
         site: &Arc<Site>,
         terms: Terms,
@@ -303,7 +303,7 @@ impl QueueEntry {
         used.machine.unacknowledged(in_doubt);
         let left = used.ends(site);
         // The owner stays live until its grant has been given back.
-        site.take_back(left, Cleanup::requested, unacknowledged)
+        site.give_back(left, Cleanup::requested, unacknowledged)
     }
 
     /// Ends the entry, because no thread of the process wants the lock now. Returns what the server
@@ -400,8 +400,8 @@ impl QueueSite for Arc<Site> {
     /// An entry in the lock's queue. `None` before the leader's first request.
     type RequestState = Option<QueueEntry>;
 
-    fn with_queue<R>(&self, look: impl FnOnce(&mut GateQueue) -> R) -> R {
-        self.gate.with_queue(look)
+    fn with_queue<R>(&self, act: impl FnOnce(&mut GateQueue) -> R) -> R {
+        self.gate.with_queue(act)
     }
 
     /// Gives the leadership to the next thread in the queue. If this thread needs the same mode, it
@@ -413,7 +413,7 @@ impl QueueSite for Arc<Site> {
     ) {
         let left = self.gate.transfer_leadership(leadership, lead);
         if let Some(entry) = left.and_then(|lead| lead.request_state) {
-            self.leave_queue(entry);
+            self.give_up_entry(entry);
         }
     }
 }
@@ -429,21 +429,15 @@ impl Collector {
     }
 }
 
-/// Splits the details of a grant message into the mode and the rest.
-pub(crate) fn kind(details: &str) -> Option<(Mode, &str)> {
-    let (kind, rest) = details.split_once(',')?;
-    let mode = match kind {
+/// Parses the details of a grant message.
+pub(super) fn parse_details(details: &str) -> Option<(Mode, GrantDetails)> {
+    let (mode, numbers) = details.split_once(',')?;
+    let mode = match mode {
         "lock" => Mode::Lock,
         "read" => Mode::Read,
         "write" => Mode::Write,
         _ => return None,
     };
-    Some((mode, rest))
-}
-
-/// Parses the details of a grant message, after the mode.
-pub(crate) fn details(details: &str) -> Option<GrantDetails> {
-    let (_, numbers) = kind(details)?;
     let mut numbers = numbers.split(',').map(str::parse);
     let (places, start, count) =
         (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
@@ -453,7 +447,7 @@ pub(crate) fn details(details: &str) -> Option<GrantDetails> {
         None => None,
     };
     let chain = Chain::received(start, count);
-    Some(GrantDetails { places, by_message: true, chain, tokens })
+    Some((mode, GrantDetails { places, by_message: true, chain, tokens }))
 }
 
 /// What the server may still have of an owner that no longer wants the lock.

@@ -101,7 +101,7 @@ impl Site {
                 tenancy.declare_lost(&self.core, &self.name, reason);
                 self.clean_up_lost(&seat, reason);
                 if tenancy.hold().line.is_some() {
-                    self.gate.gave_back();
+                    self.gate.release_ended();
                 }
                 reason
             }
@@ -110,7 +110,7 @@ impl Site {
     }
 
     /// Releases the hold of the seat that the thread has left, unless other threads have the hold.
-    /// Then hands the leadership on, so that the next leader's request runs after the release.
+    /// Then transfers the leadership, so that the next leader's request runs after the release.
     /// Returns the seat.
     pub(super) fn finish_leaving(
         self: &Arc<Self>,
@@ -216,7 +216,7 @@ impl Site {
     ) -> Result<(), Error> {
         let done = self.release(hold, how);
         if hold.line.is_some() {
-            self.gate.gave_back();
+            self.gate.release_ended();
         }
         done
     }
@@ -246,7 +246,7 @@ impl Site {
                 let (site, hold) = (Arc::clone(self), Arc::clone(hold));
                 let receiver = move |outcome: Outcome| {
                     let released = scripts::lock::release_reply(outcome, site.scripts().rights());
-                    if let Err(error) = site.released(&hold, released) {
+                    if let Err(error) = site.release_answered(&hold, released) {
                         site.core.watchdog.log_error(error);
                     }
                 };
@@ -260,12 +260,12 @@ impl Site {
                 let same_server = || self.route.incarnation() == hold.asked.incarnation;
                 let rights = self.scripts().rights();
                 let outcome = scripts::lock::release(&self.route, &command, rights, same_server);
-                self.released(hold, outcome)
+                self.release_answered(hold, outcome)
             }
         }
     }
 
-    pub(super) fn released(
+    pub(super) fn release_answered(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
         outcome: Result<Released, Trouble>,
@@ -387,7 +387,7 @@ impl Site {
     }
 
     /// Gives up an entry, and the entry's hold if the server has just granted one.
-    pub(crate) fn leave_queue(self: &Arc<Self>, mut entry: QueueEntry) {
+    pub(crate) fn give_up_entry(self: &Arc<Self>, mut entry: QueueEntry) {
         self.remove_leftover(entry.ends(self), Cleanup::requested);
     }
 
@@ -426,7 +426,7 @@ impl Site {
     /// # Blocking
     ///
     /// One round trip, because the error says whether the lock is free again.
-    pub(crate) fn take_back(
+    pub(crate) fn give_back(
         &self,
         left: Leftover,
         cleanup: fn(&Name, Command, Duration) -> Cleanup,

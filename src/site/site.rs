@@ -237,11 +237,11 @@ impl Leaseholder for Site {
         &self.alarm
     }
 
-    fn with_hold<R>(&self, look: impl FnOnce(Renewing<'_>) -> R) -> Option<R> {
+    fn with_hold<R>(&self, act: impl FnOnce(Renewing<'_>) -> R) -> Option<R> {
         self.gate.with_seat(|seat| {
             let seat = seat?;
             let state = seat.renewal_state();
-            Some(look(seat.renewing(state)))
+            Some(act(seat.renewing(state)))
         })
     }
 

@@ -98,7 +98,7 @@ impl Site {
         }
         // For this owner, the outcome is the same as if its release had handed the lock on.
         let to_released = |given| if given { Released::HandedOn } else { Released::NotHeld };
-        self.released(hold, given.map(to_released))
+        self.release_answered(hold, given.map(to_released))
     }
 
     /// Adopts a ticket. Returns a tenancy that belongs to no thread.

@@ -159,7 +159,7 @@ fn release_all(holds: &[(&Arc<Site>, Arc<Hold>)]) -> Vec<Option<Result<(), Error
     for (released, (site, hold)) in each.into_iter().zip(holds) {
         let same_server = || site.route.incarnation() == hold.asked.incarnation;
         let released = released.map(|it| it.map(|it| it.after_a_copy(in_doubt, same_server)));
-        ended.push(released.map(|released| site.released(hold, released)));
+        ended.push(released.map(|released| site.release_answered(hold, released)));
     }
     ended
 }

@@ -2,7 +2,7 @@
 
 use redlatch_client::Command;
 
-use super::queue_entry::{details, kind};
+use super::queue_entry::parse_details;
 use crate::lease::Cleanup;
 use crate::runtime::{Core, GrantMessage};
 use crate::scripts::lock::LockScripts;
@@ -30,11 +30,10 @@ pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &s
 /// Gives back a grant to an owner of this client that does not wait. No thread has the hold of this
 /// grant, because the request came late or its thread had already left.
 pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<'_>) {
-    let Some(details) = details(grant.details) else { return };
+    let Some((mode, details)) = parse_details(grant.details) else { return };
     if grant.database != core.database() || core.is_shut_down() {
         return;
     }
-    let Some((mode, _)) = kind(grant.details) else { return };
     let name = core.name(grant.lock);
     let owner = format!("{}:{owner}{}", core.id.as_str(), mode.suffix());
     let keys = LockKeys::new(&name, mode, details.tokens.is_some());

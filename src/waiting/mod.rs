@@ -74,12 +74,12 @@ pub(crate) trait Synchronizer {
 
     /// Takes a grant from another thread of this process. Returns `None` if the grant has already
     /// ended.
-    fn take_passed(&self, grant: GrantOf<Self>) -> Result<Option<GrantOf<Self>>, Error> {
+    fn collect_passed(&self, grant: GrantOf<Self>) -> Result<Option<GrantOf<Self>>, Error> {
         Ok(Some(grant))
     }
 
     /// Returns the request state of a new leader that got no lead from an earlier leader. The
-    /// request state may take the leadership over, and then hands it on.
+    /// request state may take the leadership over, and then transfers it.
     fn request_state(
         &self,
         claim: &ClaimOf<'_, Self>,
@@ -211,7 +211,7 @@ fn drive<S: Synchronizer>(
         endurance: Endurance::new([&core.config]),
         long_wait: LongWait::of((core, name), synchronizer.what(&claim.need), claim),
     };
-    let outcome = call.wait_within(entered);
+    let outcome = call.run_within_limit(entered);
     call.long_wait.end();
     call.observe(&outcome);
     outcome
@@ -273,11 +273,11 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
     }
 
     /// Does the same as [`acquire`], after the thread's first [`Synchronizer::enter`].
-    fn wait_within(
+    fn run_within_limit(
         &mut self,
         entered: Result<EnterOf<S>, Error>,
     ) -> Result<Option<GrantOf<S>>, Error> {
-        match self.wait(entered) {
+        match self.run(entered) {
             Err(error) if was_cut() => {
                 self.claim.wait.check_cancelled(self.name)?;
                 let is_known = self.is_answered || was_cut_while_answering();
@@ -293,7 +293,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         }
     }
 
-    fn wait(&mut self, entered: Result<EnterOf<S>, Error>) -> Result<Option<GrantOf<S>>, Error> {
+    fn run(&mut self, entered: Result<EnterOf<S>, Error>) -> Result<Option<GrantOf<S>>, Error> {
         let Self { synchronizer, claim, .. } = *self;
         let mut first = Some(entered);
         loop {
@@ -331,7 +331,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                         self.is_promoted = true;
                         (leadership, lead)
                     }
-                    Some(Signal::Passed(grant)) => match synchronizer.take_passed(grant)? {
+                    Some(Signal::Passed(grant)) => match synchronizer.collect_passed(grant)? {
                         None => continue,
                         granted => {
                             self.way = Some(Way::Passed);
@@ -522,8 +522,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
     }
 }
 
-/// A thread that sends requests, with its leadership and its lead. The drop of this value hands the
-/// leadership on.
+/// A thread that sends requests, with its leadership and its lead. The drop of this value
+/// transfers the leadership.
 pub(crate) struct LeadershipGuard<'a, Q: QueueSite> {
     site: &'a Q,
     /// `None` if the thread asks only for itself, or no longer leads.

@@ -32,8 +32,8 @@ impl QueueSite for AskingSite<'_> {
     type Grant = ();
     type RequestState = ();
 
-    fn with_queue<R>(&self, look: impl FnOnce(&mut Queue<(), (), ()>) -> R) -> R {
-        look(&mut self.queue.lock())
+    fn with_queue<R>(&self, act: impl FnOnce(&mut Queue<(), (), ()>) -> R) -> R {
+        act(&mut self.queue.lock())
     }
 }
 

@@ -1,7 +1,7 @@
 //! The queue of the threads of one process that wait for the same name, first come, first served.
 //! One thread at a time has the *leadership*: only this thread, the leader, sends requests.
 //!
-//! The leadership is never lost, because the leader hands it on, on every path. A thread that
+//! The leadership is never lost, because the leader transfers it on every path. A thread that
 //! leaves the queue first checks whether it was given the leadership or a grant in the meantime.
 
 use std::collections::VecDeque;
@@ -303,8 +303,8 @@ pub(crate) trait QueueSite {
     type Grant;
     type RequestState;
 
-    /// Calls `look` with the queue, under the queue's mutex.
-    fn with_queue<R>(&self, look: impl FnOnce(&mut QueueOf<Self>) -> R) -> R;
+    /// Calls `act` with the queue, under the queue's mutex.
+    fn with_queue<R>(&self, act: impl FnOnce(&mut QueueOf<Self>) -> R) -> R;
 
     /// Takes the leadership from a leader that is done, and [promotes](Queue::promote) the next
     /// thread.

@@ -278,7 +278,7 @@ impl FairEntry {
         unacknowledged: Option<Error>,
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         if let Some(unacknowledged) = unacknowledged {
-            return Err(self.take_back(in_doubt, unacknowledged));
+            return Err(self.give_back(in_doubt, unacknowledged));
         }
         let (queue, now) = (Arc::clone(&self.queue), clock::now());
         let (_, tried) = self.entry.request_answered(&queue.site, now, reply, in_doubt)?;
@@ -302,7 +302,7 @@ impl FairEntry {
 
     /// Gives back a grant that too few replicas have. The call gives up the old entry. The thread's
     /// next request makes a new entry at the end of the queue, under a new owner.
-    fn take_back(&mut self, in_doubt: bool, unacknowledged: Error) -> Error {
+    fn give_back(&mut self, in_doubt: bool, unacknowledged: Error) -> Error {
         let (passed, queue) = (self.stand_down(), Arc::clone(&self.queue));
         let mut used = std::mem::replace(&mut self.entry, QueueEntry::new(&queue.site, self.terms));
         self.was_queued = false;
@@ -311,7 +311,7 @@ impl FairEntry {
         }
         used.machine.unacknowledged(in_doubt);
         let left = used.end_owner(Inbox::new(), |owner, _| queue.scripts().give_up_command(owner));
-        queue.site.take_back(left, Cleanup::queued, unacknowledged)
+        queue.site.give_back(left, Cleanup::queued, unacknowledged)
     }
 }
 

@@ -225,8 +225,8 @@ impl QueueSite for Arc<FairQueue> {
     type Grant = Arc<Tenancy>;
     type RequestState = FairEntry;
 
-    fn with_queue<R>(&self, look: impl FnOnce(&mut Newcomers) -> R) -> R {
-        look(&mut self.waiters.lock().newcomers)
+    fn with_queue<R>(&self, act: impl FnOnce(&mut Newcomers) -> R) -> R {
+        act(&mut self.waiters.lock().newcomers)
     }
 }
 

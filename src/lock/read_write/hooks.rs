@@ -52,7 +52,7 @@ impl Hooks<'_, '_> {
         let granted = match entry.ask(&mut Listening::default(), site, &at_once, Some(&writer)) {
             Ok(Try::Granted(tenancy) | Try::Shared(tenancy)) => tenancy,
             refused => {
-                site.leave_queue(entry);
+                site.give_up_entry(entry);
                 refused?;
                 // The server no longer has the write hold, and this process had not noticed the
                 // loss.
@@ -65,7 +65,7 @@ impl Hooks<'_, '_> {
         };
         let admitted = self.admit_reader(Arc::clone(&granted), claim, || {});
         let Ok(Some(tenancy)) = admitted else {
-            site.leave_queue(entry);
+            site.give_up_entry(entry);
             // The gate did not admit the read grant. A lost read grant proves nothing about the
             // write hold.
             let is_late = clock::now() >= granted.hold().deadline();

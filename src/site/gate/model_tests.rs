@@ -88,8 +88,8 @@ impl QueueSite for ModelSite {
     type Grant = Arc<Tenancy>;
     type RequestState = Option<QueueEntry>;
 
-    fn with_queue<R>(&self, look: impl FnOnce(&mut GateQueue) -> R) -> R {
-        self.gate.with_queue(look)
+    fn with_queue<R>(&self, act: impl FnOnce(&mut GateQueue) -> R) -> R {
+        self.gate.with_queue(act)
     }
 
     fn transfer_leadership(
@@ -158,7 +158,7 @@ impl Synchronizer for Visitor<'_> {
         }
     }
 
-    fn take_passed(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
+    fn collect_passed(&self, tenancy: Arc<Tenancy>) -> Result<Option<Arc<Tenancy>>, Error> {
         if tenancy.is_held() {
             return Ok(Some(tenancy));
         }
