@@ -39,7 +39,7 @@ use crate::scripts::mutants;
 use crate::scripts::{ElectionKeys, FencingToken};
 use crate::site::Site;
 use crate::status::place;
-use crate::waiting::{Endurance, Wait, await_confirmation, doze, outlast, slow_poll_or};
+use crate::waiting::{Endurance, Sleeper, Wait, await_confirmation, outlast, slow_poll_or};
 
 /// An election, in which processes choose one of them as the leader. [`Client::leader_election`]
 /// returns a `LeaderElection`.
@@ -219,6 +219,7 @@ impl LeaderElection {
     ) -> Result<(), Error> {
         let (Site { core, name, .. }, thread) = (&**self.site(), Thread::current());
         let (wait, mut endured) = (Wait::from(ends), None);
+        let sleeper = Sleeper { core, name, thread: &thread, wait: &wait };
         loop {
             match self.campaign_cancellable(ends) {
                 Ok(leadership) => {
@@ -234,8 +235,7 @@ impl LeaderElection {
                     }
                 }
             }
-            let until = wait.sleep_until(PAUSE.mul_f64(0.5 + jitter(clock::now())));
-            match doze(core, name, &thread, &wait, until, || false) {
+            match sleeper.pause(PAUSE.mul_f64(0.5 + jitter(clock::now()))) {
                 Err(error) if error.kind() == ErrorKind::Cancelled => return Ok(()),
                 paused => paused?,
             }
@@ -906,15 +906,16 @@ impl Changes<'_> {
         let listen = || core.pubsub.listen(&ElectionKeys::leader(name).into());
         let channel = channel.get_or_insert_with(listen);
         let mut endurance = Endurance::new([&core.config]);
+        let sleeper = Sleeper { core, name, thread: &thread, wait };
         // Redis does not store messages, so the iterator subscribes before it asks for the leader.
         loop {
-            match await_confirmation(channel, core, name, &thread, wait) {
+            match await_confirmation(channel, sleeper) {
                 Ok(true) => break,
                 Ok(false) => return Ok(None),
                 Err(error) => {
                     let limit = core.config.failover_timeout;
                     let pause = endurance.failed(&error, limit).ok_or(error)?;
-                    doze(core, name, &thread, wait, wait.sleep_until(pause), || false)?;
+                    sleeper.pause(pause)?;
                 }
             }
         }
@@ -939,10 +940,10 @@ impl Changes<'_> {
                     endurance.failed(&error, core.config.failover_timeout).ok_or(error)?
                 }
             };
-            let until = wait.sleep_until(pause);
+            let until = wait.end_of_sleep(pause);
             {
-                let _waking = channel.wake(thread.waker());
-                doze(core, name, &thread, wait, until, || channel.version() != version)?;
+                let _waking = sleeper.woken_by(channel);
+                sleeper.sleep_until(until, || channel.version() != version)?;
             }
             if wait.is_over() {
                 return Ok(None);

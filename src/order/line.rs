@@ -137,8 +137,12 @@ impl QueuedThread {
         }
         put(&mut inbox.messages);
         drop(inbox);
-        self.thread.waker().wake();
+        self.wake();
         true
+    }
+
+    pub(crate) fn wake(&self) {
+        Wake::thread(&self.thread).now();
     }
 }
 

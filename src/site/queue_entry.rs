@@ -161,7 +161,7 @@ impl QueueEntry {
         claim: &Claim<'_, LockNeed>,
     ) -> Option<Arc<Tenancy>> {
         let mut state = self.mailbox.as_ref()?.recipient.state.lock();
-        state.waker = claim.thread.waker();
+        state.waker = claim.waker();
         let mut inbox = state.inbox.take();
         drop(state);
         inbox.has_public_release |= listening.public.take_news();
@@ -189,7 +189,7 @@ impl QueueEntry {
     ) -> Result<Try<Arc<Tenancy>>, Error> {
         let (waits, lease) = (claim.wait.blocks(), claim.need.terms.lease());
         if waits && self.mailbox.is_none() {
-            let waker = claim.thread.waker();
+            let waker = claim.waker();
             let mailbox = Mailbox {
                 name: site.name.clone(),
                 database: site.core.database(),

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use redlatch_client::sync::Thread;
 use redlatch_client::was_cut;
 
-use super::wait::{Wait, doze};
+use super::wait::{Sleeper, Wait};
 use crate::config::Config;
 use crate::error::{Error, Passing};
 use crate::name::Name;
@@ -109,7 +109,7 @@ pub(crate) fn outlast<T>(
         let Some(pause) = endurance.failed(&error, core.config.failover_timeout) else {
             return Err(error);
         };
-        doze(core, name, &thread, wait, wait.sleep_until(pause), || false)?;
+        Sleeper { core, name, thread: &thread, wait }.pause(pause)?;
         if wait.is_over() {
             return Err(error);
         }

@@ -4,12 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redlatch_client::pubsub::{Confirmation, Subscription, Waking};
-use redlatch_client::sync::{Thread, clock};
+use redlatch_client::pubsub::{Confirmation, Subscription};
+use redlatch_client::sync::clock;
 
-use super::wait::{Claim, Wait, doze};
+use super::wait::Sleeper;
 use crate::error::{Error, ErrorKind};
-use crate::name::Name;
 use crate::runtime::Core;
 use crate::scripts::{self, Rights};
 
@@ -62,34 +61,33 @@ impl Listening {
 
     /// Sleeps until the leader may have to ask, `may_collect` returns true, the wait is over, or
     /// `at_most` has passed.
-    pub(super) fn sleep<N>(
+    pub(super) fn sleep(
         &mut self,
-        core: &Core,
-        name: &Name,
-        claim: &Claim<'_, N>,
+        sleeper: Sleeper<'_>,
         at_most: Duration,
         may_collect: impl Fn() -> bool,
     ) -> Result<(), Error> {
-        self.check(core, name)?;
+        self.check(sleeper)?;
         {
             let channels = [&self.own, &self.public];
-            let _waking = channels.map(|channel| channel.wake(claim.thread));
+            let _waking =
+                channels.map(|it| it.subscription.as_ref().map(|it| sleeper.woken_by(it)));
             let rest = Duration::from_nanos(self.ask_at.saturating_sub(clock::now()));
             let until = channels.into_iter().map(|channel| channel.latest);
-            let until = until.chain([claim.wait.sleep_until(rest.min(at_most))]);
+            let until = until.chain([sleeper.wait.end_of_sleep(rest.min(at_most))]);
             let until = until.flatten().min();
-            doze(core, name, claim.thread, &claim.wait, until, || {
+            sleeper.sleep_until(until, || {
                 may_collect()
                     || channels.iter().any(|channel| channel.has_news() || channel.is_refused())
             })?;
         }
-        self.check(core, name)
+        self.check(sleeper)
     }
 
     /// Returns an error if the leader cannot listen to a channel that it must listen to.
-    fn check(&mut self, core: &Core, name: &Name) -> Result<(), Error> {
-        self.own.check(core, name)?;
-        self.public.check(core, name)
+    fn check(&mut self, sleeper: Sleeper<'_>) -> Result<(), Error> {
+        self.own.check(sleeper)?;
+        self.public.check(sleeper)
     }
 }
 
@@ -150,10 +148,6 @@ impl Channel {
         has_news
     }
 
-    fn wake(&self, thread: &Arc<Thread>) -> Option<Waking<'_>> {
-        self.subscription.as_ref().map(|subscription| subscription.wake(thread.waker()))
-    }
-
     fn is_refused(&self) -> bool {
         self.latest.is_some()
             && self.subscription.as_ref().is_some_and(|subscription| {
@@ -161,9 +155,9 @@ impl Channel {
             })
     }
 
-    fn check(&mut self, core: &Core, name: &Name) -> Result<(), Error> {
+    fn check(&mut self, sleeper: Sleeper<'_>) -> Result<(), Error> {
         if let (Some(subscription), Some(latest)) = (&self.subscription, self.latest)
-            && is_confirmed(subscription, latest, core, name)
+            && is_confirmed(subscription, latest, sleeper)
                 .map_err(|error| error.now("nothing is held"))?
         {
             self.latest = None;
@@ -176,20 +170,17 @@ impl Channel {
 /// `false` if the wait ended before the confirmation.
 pub(crate) fn await_confirmation(
     subscription: &Subscription,
-    core: &Core,
-    name: &Name,
-    thread: &Arc<Thread>,
-    wait: &Wait<'_>,
+    sleeper: Sleeper<'_>,
 ) -> Result<bool, Error> {
-    let Some(latest) = Listening::latest(core) else { return Ok(true) };
-    while !is_confirmed(subscription, latest, core, name)? {
-        if wait.is_over() {
+    let Some(latest) = Listening::latest(sleeper.core) else { return Ok(true) };
+    while !is_confirmed(subscription, latest, sleeper)? {
+        if sleeper.wait.is_over() {
             return Ok(false);
         }
         let version = subscription.version();
-        let until = wait.sleep_until(latest.saturating_duration_since(Instant::now()));
-        let _waking = subscription.wake(thread.waker());
-        doze(core, name, thread, wait, until, || {
+        let until = sleeper.wait.end_of_sleep(latest.saturating_duration_since(Instant::now()));
+        let _waking = sleeper.woken_by(subscription);
+        sleeper.sleep_until(until, || {
             subscription.version() != version || subscription.is_confirmed()
         })?;
     }
@@ -201,8 +192,7 @@ pub(crate) fn await_confirmation(
 fn is_confirmed(
     subscription: &Subscription,
     latest: Instant,
-    core: &Core,
-    name: &Name,
+    Sleeper { core, name, .. }: Sleeper<'_>,
 ) -> Result<bool, Error> {
     match subscription.confirmation() {
         Confirmation::Confirmed => Ok(true),

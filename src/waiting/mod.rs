@@ -48,7 +48,7 @@ use crate::runtime::{Core, Count};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
 pub use wait::Wait;
-pub(crate) use wait::{Claim, doze, slow_poll, slow_poll_or};
+pub(crate) use wait::{Claim, Sleeper, slow_poll, slow_poll_or};
 pub use waited::Waited;
 
 /// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (A leader calls
@@ -380,13 +380,9 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     signal => Ok(signal),
                 };
             }
-            wait.wakeable(waiter.thread(), || {
-                // This check comes after the registration at the cancel token, because a
-                // cancellation before the registration does not wake this thread.
-                if wait.check(core, name).is_ok() {
-                    waiter.thread().sleep_until(wait.sleep_until(slow_poll().min(at_most)));
-                }
-            });
+            // If the sleep ends with an error, the next pass of the loop finds the error.
+            let until = wait.end_of_sleep(slow_poll().min(at_most));
+            let _error = self.claim.sleeper(core, name).sleep_once(until);
             synchronizer.end_expired_holds();
         }
     }
@@ -417,6 +413,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
     fn await_grant(&mut self, lead: &mut LeadOf<S>) -> Result<Option<GrantOf<S>>, Error> {
         let Self { synchronizer, claim, core, name, .. } = *self;
         let (site, wait) = (synchronizer.site(), &claim.wait);
+        let sleeper = claim.sleeper(core, name);
         let mut answered_at = None;
         self.way = Some(S::COLLECTED);
         loop {
@@ -433,8 +430,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 if !pause.is_zero() {
                     // Messages do not end the pause. During the pause other processes, which get
                     // the same messages, may go first.
-                    let until = wait.sleep_until(pause);
-                    doze(core, name, claim.thread, wait, until, may_collect)?;
+                    sleeper.sleep_until(wait.end_of_sleep(pause), may_collect)?;
                     if let Some(grant) = synchronizer.collect(lead, claim) {
                         return Ok(Some(grant));
                     }
@@ -477,7 +473,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 // The thread sleeps until a message on a channel, a grant message (`may_collect`),
                 // the time `ask_at` or the end of the wait.
                 let at_most = self.long_wait.before_sleep(0);
-                let slept = listening.sleep(core, name, claim, at_most, may_collect);
+                let slept = listening.sleep(sleeper, at_most, may_collect);
                 // The last answer shows that the server is up, unless the server refused a channel
                 // or did not confirm it in time. If the leader was cancelled, the answer still
                 // counts for the threads that queued behind the leader.
@@ -517,7 +513,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         // The pause is short, so a warning that becomes due during the pause may come after the
         // pause.
         self.long_wait.before_sleep(arrival);
-        doze(core, name, claim.thread, wait, wait.sleep_until(pause), || false)?;
+        claim.sleeper(core, name).pause(pause)?;
         if wait.is_over() { Err(error) } else { Ok(()) }
     }
 }

@@ -1,9 +1,10 @@
-//! The limit of a wait, its cancel token, and its sleep.
+//! The limit of a wait, its cancel token, and the sleep of its thread.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redlatch_client::sync::{Thread, clock, jitter};
+use redlatch_client::pubsub::{Subscription, Waking};
+use redlatch_client::sync::{Thread, Waker, clock, jitter};
 use redlatch_client::{CancelToken, Limit, Limited, Registration};
 
 use crate::error::Error;
@@ -158,15 +159,9 @@ impl<'a> Wait<'a> {
         Ok(())
     }
 
-    /// Runs `sleep` with `thread` registered at the cancel token, if there is one.
-    pub(super) fn wakeable<R>(&self, thread: &Arc<Thread>, sleep: impl FnOnce() -> R) -> R {
-        let _registration = self.cancel.map(|token| Registration::of(token, thread.waker()));
-        sleep()
-    }
-
     /// Returns the time at which a sleep of `sleep` ends, or the end of the wait if that is
     /// earlier.
-    pub(crate) fn sleep_until(&self, sleep: Duration) -> Option<Instant> {
+    pub(crate) fn end_of_sleep(&self, sleep: Duration) -> Option<Instant> {
         let sleep = Instant::now().checked_add(sleep);
         match self.patience {
             Patience::Once(_) => Some(Instant::now()),
@@ -184,24 +179,63 @@ pub(crate) struct Claim<'a, N> {
     pub(crate) wait: Wait<'a>,
 }
 
-/// Sleeps until `news` returns true, or until `until`.
-pub(crate) fn doze(
-    core: &Core,
-    name: &Name,
-    thread: &Arc<Thread>,
-    wait: &Wait<'_>,
-    until: Option<Instant>,
-    news: impl Fn() -> bool,
-) -> Result<(), Error> {
-    wait.wakeable(thread, || {
+impl<N> Claim<'_, N> {
+    pub(crate) fn waker(&self) -> Waker {
+        self.thread.waker()
+    }
+
+    pub(crate) fn sleeper<'a>(&'a self, core: &'a Core, name: &'a Name) -> Sleeper<'a> {
+        Sleeper { core, name, thread: self.thread, wait: &self.wait }
+    }
+}
+
+/// A thread that waits, and its sleep. One waker wakes the thread for all events: a signal, a
+/// message, a confirmed channel, a cancellation, the end of the client. A wake-up is only a hint,
+/// so the thread then checks its condition.
+#[derive(Clone, Copy)]
+pub(crate) struct Sleeper<'a> {
+    pub(crate) core: &'a Core,
+    pub(crate) name: &'a Name,
+    pub(crate) thread: &'a Arc<Thread>,
+    pub(crate) wait: &'a Wait<'a>,
+}
+
+impl Sleeper<'_> {
+    /// Makes each event of the channel wake the thread, until the result is dropped.
+    pub(crate) fn woken_by<'s>(&self, channel: &'s Subscription) -> Waking<'s> {
+        channel.wake(self.thread.waker())
+    }
+
+    /// Sleeps until `is_ready` returns true, or until `until`. Returns an error if the wait was
+    /// cancelled or the client was shut down.
+    pub(crate) fn sleep_until(
+        &self,
+        until: Option<Instant>,
+        mut is_ready: impl FnMut() -> bool,
+    ) -> Result<(), Error> {
+        // The checks come after the registration at the cancel token, because a cancellation before
+        // the registration does not wake this thread.
+        let token = self.wait.cancel;
+        let _registration = token.map(|token| Registration::of(token, self.thread.waker()));
         loop {
-            wait.check(core, name)?;
-            if news() || until.is_some_and(|until| Instant::now() >= until) {
+            self.wait.check(self.core, self.name)?;
+            if is_ready() || until.is_some_and(|until| Instant::now() >= until) {
                 return Ok(());
             }
-            thread.sleep_until(until);
+            self.thread.sleep_until(until);
         }
-    })
+    }
+
+    /// Does the same as [`sleep_until`](Self::sleep_until), but ends at the first wake-up.
+    pub(super) fn sleep_once(&self, until: Option<Instant>) -> Result<(), Error> {
+        let mut has_slept = false;
+        self.sleep_until(until, || std::mem::replace(&mut has_slept, true))
+    }
+
+    /// Sleeps for `pause`, or until the end of the wait.
+    pub(crate) fn pause(&self, pause: Duration) -> Result<(), Error> {
+        self.sleep_until(self.wait.end_of_sleep(pause), || false)
+    }
 }
 
 /// Returns the maximum sleep of a waiter, which must poll because a message may be lost. The time

@@ -36,7 +36,7 @@ use crate::runtime::{Core, Member, Message, Recipient, Registered};
 use crate::scripts::condition::{ConditionScripts, Looked, Use, done};
 use crate::scripts::{ConditionKeys, Owner, Trouble};
 use crate::site::Site;
-use crate::waiting::{Endurance, Wait, await_confirmation, doze};
+use crate::waiting::{Endurance, Sleeper, Wait, await_confirmation};
 
 /// The interval at which a waiter without a message asks the server. If a notified waiter dies, the
 /// next waiter gets the notification within this interval.
@@ -97,8 +97,7 @@ impl<'a> ConditionEntry<'a> {
     /// before `enqueue`, because a notification skips waiters whose client does not listen. Returns
     /// `false` if the wait ended before the confirmation.
     pub(super) fn listen(&mut self, wait: &Wait<'_>) -> Result<bool, Error> {
-        let (core, name) = (&self.site.core, &self.site.name);
-        let confirmed = await_confirmation(&self.own, core, name, self.thread, wait)?;
+        let confirmed = await_confirmation(&self.own, self.sleeper(wait))?;
         self.seen = self.own.version();
         Ok(confirmed)
     }
@@ -146,9 +145,9 @@ impl<'a> ConditionEntry<'a> {
                     Err(error) => {
                         let limit = core.config.failover_timeout;
                         let pause = endurance.failed(&error, limit).ok_or(error)?;
-                        let until = Wait::FOREVER.sleep_until(pause);
+                        let until = Wait::FOREVER.end_of_sleep(pause);
                         let notified = || self.notice.notified.load(Ordering::Acquire);
-                        doze(core, name, self.thread, &Wait::FOREVER, until, notified)?;
+                        self.sleeper(&Wait::FOREVER).sleep_until(until, notified)?;
                         continue;
                     }
                 }
@@ -183,13 +182,19 @@ impl<'a> ConditionEntry<'a> {
                 }
             }
             let rest = Duration::from_nanos(poll_at.saturating_sub(clock::now()));
-            let _waking = self.own.wake(self.thread.waker());
+            let sleeper = self.sleeper(wait);
+            let _waking = sleeper.woken_by(&self.own);
             // If the wait has ended, the next pass of the loop finds the reason.
-            let _ended = doze(core, name, self.thread, wait, wait.sleep_until(rest), || {
+            let _ended = sleeper.sleep_until(wait.end_of_sleep(rest), || {
                 self.notice.notified.load(Ordering::Acquire)
                     || self.own.has_news_since(Some(version))
             });
         }
+    }
+
+    fn sleeper<'s>(&'s self, wait: &'s Wait<'s>) -> Sleeper<'s> {
+        let Site { core, name, .. } = &**self.site;
+        Sleeper { core, name, thread: self.thread, wait }
     }
 
     /// Replaces the entry by its notification, which the thread keeps while it takes the lock

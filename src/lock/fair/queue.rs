@@ -237,7 +237,7 @@ impl Member for FairQueue {
 
     fn end(self: Arc<Self>) {
         let all = self.site.gate.standing();
-        all.iter().for_each(|queued| Wake::thread(&queued.thread).now());
+        all.iter().for_each(|queued| queued.wake());
         self.nudge();
     }
 

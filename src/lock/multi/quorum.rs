@@ -21,7 +21,7 @@ use super::votes::{deadline, in_parallel};
 use super::{MOST_LOST, MultiLock, vote_apart};
 use crate::error::{Error, ErrorKind, Passing};
 use crate::lock::Part;
-use crate::waiting::{Endurance, Wait, doze};
+use crate::waiting::{Endurance, Sleeper, Wait};
 
 /// The pause after the first failed round. The pause doubles with each round, up to
 /// `MAX_PAUSE`.
@@ -146,5 +146,5 @@ fn sleep(
     pause: Duration,
 ) -> Result<(), Error> {
     let site = &parts[0].handle().site;
-    doze(&site.core, &site.name, thread, wait, wait.sleep_until(pause), || false)
+    Sleeper { core: &site.core, name: &site.name, thread, wait }.pause(pause)
 }

@@ -23,7 +23,7 @@ use crate::observe::{Kind, Way};
 use crate::runtime::Core;
 use crate::scripts::Trouble;
 use crate::waiting::{
-    self, Claim, Enter, Lead, QueueLeadership, QueueSite, Synchronizer, Try, Wait, doze, slow_poll,
+    self, Claim, Enter, Lead, QueueLeadership, QueueSite, Synchronizer, Try, Wait, slow_poll,
 };
 
 pub(crate) use self::gate::{PermitGate, PermitNeed, Permits};
@@ -307,11 +307,11 @@ fn request_for<S: PermitSource>(
 /// Sleeps for `pause`, while other processes ask for permits first.
 fn sleep_for<S: PermitSource>(
     site: &S,
-    Claim { thread, wait, .. }: &Claim<'_, PermitNeed>,
+    claim: &Claim<'_, PermitNeed>,
     pause: Duration,
 ) -> Result<(), Error> {
     let until = Instant::now().checked_add(pause);
-    doze(site.core(), site.name(), thread, wait, until, || false)
+    claim.sleeper(site.core(), site.name()).sleep_until(until, || false)
 }
 
 /// Returns how long the leader waits after a wake-up, so that other processes can ask for permits
