@@ -22,10 +22,9 @@
 //! - *one at a time*: an entry has at most one open request. A reply does not name its request.
 //!   With two open requests, the client would take the first reply for the reply to the second
 //!   request. The anchor, and the deadline of a grant by message, would then be too late.
-//! - *hint*: a message makes the owner send a request, and has no other effect. Only a grant that
-//!   [counts](EntryMachine::collect) gives the owner the lock without a request. After a grant that
-//!   does not count, the owner also sends a request, because the owner may still be the holder at
-//!   the server.
+//! - *hint*: a message makes the owner send a request, and has no other effect. Only a
+//!   [valid grant](ValidGrant) gives the owner the lock without a request. After any other grant,
+//!   the owner also sends a request, because the owner may still be the holder at the server.
 //! - *anchor*, *granted late*, *silent*: see `exchanges.rs`.
 //! - *acknowledged*: if replicas must have a grant, a grant message only makes the owner send a
 //!   request. Another connection has written the grant, and WAIT covers only the writes of the
@@ -198,7 +197,7 @@ pub(crate) enum Listens {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Then<D> {
     /// The owner has the lock.
-    Granted(Granted<D>),
+    Granted(ValidGrant<D>),
     /// Sleep until this time or until a message comes. Zero: ask at once.
     Sleep { until: u64 },
     /// End the wait with an error, because several grants in a row arrived after their leases had
@@ -218,10 +217,10 @@ pub(crate) enum Undo {
     NowAndLater,
 }
 
-/// A grant that counts: the server has not refused the owner since, it is still the same run of the
+/// A grant after which the server has not refused the owner. It is still the same run of the
 /// server, and the lease of the grant has not ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Granted<D> {
+pub(crate) struct ValidGrant<D> {
     /// The request whose time is the start of the lease.
     pub(crate) asked: Asked,
     /// The lease of the hold at the server.
@@ -329,7 +328,7 @@ impl<D> EntryMachine<D> {
                 let by = By::Reply { details, message, may_be_named };
                 // If the gate does not admit the grant, the owner asks the server at once, because
                 // `begin_request` has set `ask_at` to zero.
-                let granted = Granted { asked, lease, in_doubt: self.in_doubt, by };
+                let granted = ValidGrant { asked, lease, in_doubt: self.in_doubt, by };
                 return AfterReply { listens, suspects, then: Then::Granted(granted) };
             }
             EntryReply::Refused { now: server, left, place, by_redisson, is_new, poll } => {
@@ -369,14 +368,14 @@ impl<D> EntryMachine<D> {
         self.may_have(in_doubt, true);
     }
 
-    /// Collects the messages. Returns the grant if a message granted the lock and the grant counts.
-    /// If the result is `None`, the owner sleeps until [`ask_at`](Self::ask_at).
+    /// Collects the messages. Returns the grant if a message granted the lock and the grant is
+    /// valid. If the result is `None`, the owner sleeps until [`ask_at`](Self::ask_at).
     pub(crate) fn collect(
         &mut self,
         now: u64,
         inbox: Inbox<D>,
         collector: Collector,
-    ) -> Option<Granted<D>> {
+    ) -> Option<ValidGrant<D>> {
         let Inbox { grant, open_until, has_public_release, must_ask } = inbox;
         if let Some(until) = open_until {
             self.ask_at = self.ask_at.min(until);
@@ -393,7 +392,7 @@ impl<D> EntryMachine<D> {
             self.ask_at = 0;
         }
         let ReceivedGrant { now: server, received, lease, details } = grant?;
-        // If the grant does not count, or if the gate does not admit it, the owner asks the server
+        // If the grant is not valid, or if the gate does not admit it, the owner asks the server
         // next.
         self.ask_at = 0;
         // Return `None` if the server has refused the owner after this grant.
@@ -412,7 +411,7 @@ impl<D> EntryMachine<D> {
         if now >= deadline(asked.at, lease.min(collector.lease)) {
             return None;
         }
-        Some(Granted { asked, lease, in_doubt: self.in_doubt, by: By::Message { details } })
+        Some(ValidGrant { asked, lease, in_doubt: self.in_doubt, by: By::Message { details } })
     }
 
     /// Ends the entry, which must not be used again. Returns what the client must undo, because the

@@ -10,8 +10,8 @@ use redlatch_client::{Command, Limit};
 use super::gate::GateQueue;
 use super::site::{Leaving, Site};
 use crate::ask::{
-    AfterReply, Asked, By, Collector, EntryMachine, EntryReply, Granted, Inbox, Listens, POLL,
-    ReceivedGrant, Then, Undo,
+    AfterReply, Asked, By, Collector, EntryMachine, EntryReply, Inbox, Listens, POLL,
+    ReceivedGrant, Then, Undo, ValidGrant,
 };
 use crate::error::{Error, LostReason};
 use crate::hold::{GrantDetails, Hold, KeepsLive, Leaseholder, Tenancy, Terms};
@@ -112,7 +112,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         now: u64,
         reply: EntryReply<D>,
         in_doubt: bool,
-    ) -> Result<(Listens, Try<Granted<D>>), Error> {
+    ) -> Result<(Listens, Try<ValidGrant<D>>), Error> {
         let AfterReply { listens, suspects, then } = self.machine.answered(now, reply, in_doubt);
         if suspects {
             site.core.pubsub.suspect(&site.name);
@@ -270,10 +270,10 @@ impl QueueEntry {
         &mut self,
         site: &Site,
         claim: &Claim<'_, LockNeed>,
-        granted: Granted<GrantDetails>,
+        granted: ValidGrant<GrantDetails>,
         now: u64,
     ) -> Arc<Tenancy> {
-        let Granted { asked, lease, in_doubt, by } = granted;
+        let ValidGrant { asked, lease, in_doubt, by } = granted;
         let hold = Hold::granted(self.owner, claim.need.terms, lease, asked, in_doubt);
         let (details, may_be_named) = match by {
             By::Reply { message, details, may_be_named, .. } => {

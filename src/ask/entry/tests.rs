@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use super::entry::{
-    AfterReply, By, Collector, EntryMachine, EntryReply, Granted, Inbox, Listens, ReceivedGrant,
-    Then, Undo,
+    AfterReply, By, Collector, EntryMachine, EntryReply, Inbox, Listens, ReceivedGrant, Then, Undo,
+    ValidGrant,
 };
 use super::exchanges::Asked;
 use crate::scripts::lock::Again;
@@ -165,7 +165,7 @@ fn polling() -> EntryMachine<char> {
 }
 
 fn counts(at: u64, in_doubt: bool, (lease, by): (Duration, By<char>)) -> Action {
-    Action::Then(Then::Granted(Granted { asked: asked(at), lease, in_doubt, by }))
+    Action::Then(Then::Granted(ValidGrant { asked: asked(at), lease, in_doubt, by }))
 }
 
 fn by_reply(message: Option<char>, may_be_named: bool) -> (Duration, By<char>) {

@@ -14,7 +14,7 @@ use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 use redlatch_client::was_cut;
 
 use super::queue::FairQueue;
-use crate::ask::{Asked, By, Collector, EntryReply, Granted, Inbox};
+use crate::ask::{Asked, By, Collector, EntryReply, Inbox, ValidGrant};
 use crate::error::Error;
 use crate::hold::{GrantDetails, Hold, Tenancy, Terms};
 use crate::lease::Cleanup;
@@ -286,8 +286,8 @@ impl FairEntry {
     }
 
     /// Makes a hold and its first tenancy from the grant.
-    fn make_tenancy(&mut self, granted: Granted<Followers>) -> Arc<Tenancy> {
-        let Granted { asked, lease, in_doubt, by } = granted;
+    fn make_tenancy(&mut self, granted: ValidGrant<Followers>) -> Arc<Tenancy> {
+        let ValidGrant { asked, lease, in_doubt, by } = granted;
         let hold = Hold::granted(self.entry.owner, self.terms, lease, asked, in_doubt);
         let followers = match by {
             By::Reply { message, details, .. } => message.unwrap_or(details),

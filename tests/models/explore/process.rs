@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::server::{Chain, Client, Message, Owner, Reply, Request};
 use crate::simulated::library::deadline::deadline;
 use crate::simulated::library::entry::{
-    self, AfterReply, By, Collector, EntryMachine, Granted, Inbox, Listens, ReceivedGrant, Then,
-    Undo,
+    self, AfterReply, By, Collector, EntryMachine, Inbox, Listens, ReceivedGrant, Then, Undo,
+    ValidGrant,
 };
 use crate::simulated::library::exchanges::Asked;
 
@@ -420,9 +420,9 @@ impl Process {
 
     // ---- a hold ---------------------------------------------------------------------------
 
-    fn enter(&mut self, now: u64, granted: Granted<Token>, terms: Terms) -> Outcome {
+    fn enter(&mut self, now: u64, granted: ValidGrant<Token>, terms: Terms) -> Outcome {
         let State::Waiting(wait) = &self.state else { return Outcome::Nothing };
-        let Granted { asked, lease, in_doubt, by } = granted;
+        let ValidGrant { asked, lease, in_doubt, by } = granted;
         let (lease, renew_at, token, is_told) = match by {
             By::Message { details } => (lease.min(terms.lease), now + RAISED_AFTER, details, true),
             By::Reply { details, .. } => {

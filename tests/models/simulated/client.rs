@@ -23,7 +23,7 @@ use super::library::chain::{Chain, Since};
 use super::library::cohort::Cohort;
 use super::library::deadline::deadline;
 use super::library::entry::{
-    self, AfterReply, By, Collector, EntryMachine, Granted, Inbox, ReceivedGrant, Then, Undo,
+    self, AfterReply, By, Collector, EntryMachine, Inbox, ReceivedGrant, Then, Undo, ValidGrant,
 };
 use super::library::exchanges::Asked;
 use super::random::Random;
@@ -446,10 +446,10 @@ impl Process {
 
     // ---- a hold ---------------------------------------------------------------------------
 
-    fn enter(&mut self, now: Time, granted: Granted<Details>) {
+    fn enter(&mut self, now: Time, granted: ValidGrant<Details>) {
         let State::Waiting(wait) = &self.state else { return };
         let number = wait.number;
-        let Granted { asked, lease, in_doubt, by } = granted;
+        let ValidGrant { asked, lease, in_doubt, by } = granted;
         let (lease, is_raised, is_registered, chain, token) = match by {
             By::Message { details } => {
                 (lease.min(whole()), false, true, details.chain, details.token)
