@@ -5,7 +5,7 @@
 -- ARGV 1-4 as in once.lua, 5 the time to live in ms, 0 for none, 6 1 = the other key is a sorted
 --      set, and the semaphore exists even if only this set does
 -- reply: 1 = done, 0 = there is none
-local function ends(key)
+local function expire_command(key)
     if ARGV[5] == '0' then
         return 'persist', key
     end
@@ -19,13 +19,13 @@ return once(function()
     end
     -- Both keys change or none: before the script changes KEYS 1, it checks that the user may run
     -- the command on KEYS 3. If the user may not, the command itself returns the server's error.
-    if KEYS[3] and not redis.acl_check_cmd(ends(KEYS[3])) then
-        redis.call(ends(KEYS[3]))
+    if KEYS[3] and not redis.acl_check_cmd(expire_command(KEYS[3])) then
+        redis.call(expire_command(KEYS[3]))
     end
-    return {'1', ends(KEYS[1])}
+    return {'1', expire_command(KEYS[1])}
 end, function()
     if KEYS[3] then
-        redis.call(ends(KEYS[3]))
+        redis.call(expire_command(KEYS[3]))
     end
     return 1
 end)

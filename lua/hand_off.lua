@@ -15,14 +15,14 @@ local public, database
 
 -- In ms: the length of a window, in which only Redisson's clients take the lock; the least age of a
 -- chain that may open a window.
-local WINDOW, AGE = 4, 10
+local WINDOW, MIN_CHAIN_AGE = 4, 10
 -- The queue's time to live in ms, counted from the last request. (The value is a string, so that
 -- the server need not convert a number.)
-local KEPT = '60000'
--- In ms. HEARD: how long an entry counts as alive after its owner's last request. (A waiter sends a
--- request at least every 1.2 s.) PROMPT: only a request that is at most this old may remove silent
--- entries (`pass_silent`).
-local HEARD, PROMPT = 2000, 400
+local QUEUE_TTL = '60000'
+-- In ms. ALIVE_FOR: how long an entry counts as alive after its owner's last request. (A waiter
+-- sends a request at least every 1.2 s.) MAX_REQUEST_AGE: only a request that is at most this old
+-- may remove silent entries (`remove_silent`).
+local ALIVE_FOR, MAX_REQUEST_AGE = 2000, 400
 
 -- Fails on a replica, and changes nothing on a master. If a replica told a client that the client
 -- does not have the lock, the client would not release its hold at the master.
@@ -44,7 +44,7 @@ end
 
 -- Returns a refusal if the user may not run the commands that grant the lock to waiters, otherwise
 -- nil. (The caller has already called `length`, which fails if the queue's key holds another type.)
-local function stuck()
+local function denied_grant()
     now()
     return denied('lpop', queue) or denied('hset', lock, '', '')
         or denied('pubsub', 'numsub', '') or denied('publish', own_channel(''), '')
@@ -56,20 +56,22 @@ local function asked_key(owner)
     return (string.gsub(queue, 'queue', 'asked', 1)) .. ':' .. owner
 end
 
--- Makes a new entry for an owner that lost its entry and began to wait at the time `came`. The new
--- entry goes in front of the entries of owners that came later, but behind each entry whose owner
--- is known to have come earlier. Returns the position of the new entry, or nil if the entry belongs
--- at the end. If `came` is HEARD ago or more, an entry without an "asked" key counts as later,
--- because an owner that came earlier would have asked again by now.
-local function come_back(owner, came)
-    local is_old = now() - came >= HEARD
+-- Makes a new entry for an owner that lost its entry and began to wait at the time `waiting_since`.
+-- The new entry goes in front of the entries of owners that came later, but behind each entry whose
+-- owner is known to have come earlier. Returns the position of the new entry, or nil if the entry
+-- belongs at the end. If `waiting_since` is ALIVE_FOR ago or more, an entry without an "asked" key
+-- counts as later, because an owner that came earlier would have asked again by now.
+local function requeue(owner, waiting_since)
+    local waited_long = now() - waiting_since >= ALIVE_FOR
     local place, first
     for i = length() - 1, 0, -1 do
         local other = redis.call('lindex', queue, i)
-        local since = redis.call('get', asked_key(other))
-        if since and tonumber(since) > came or not since and is_old then
+        local other_since = redis.call('get', asked_key(other))
+        if other_since and tonumber(other_since) > waiting_since
+            or not other_since and waited_long
+        then
             place, first = i, other
-        elseif since then
+        elseif other_since then
             break
         end
     end
@@ -77,37 +79,38 @@ local function come_back(owner, came)
 end
 
 -- Adds `owner` to the queue if the queue has no entry of it. Returns three values: the owner's
--- position; 1 if its entry is new, else 0; whether the queue was empty before. `came`: nil in the
--- owner's first request, and in later requests the server's time at which the owner began to wait.
--- Commands that may be refused run before the entry is added. The first PEXPIRE also prevents an
--- OOM error: once a script has written, the server refuses none of its commands for lack of memory.
-local function stand(owner, came)
+-- position; 1 if its entry is new, else 0; whether the queue was empty before. `waiting_since`: nil
+-- in the owner's first request, and in later requests the server's time at which the owner began to
+-- wait. Commands that may be refused run before the entry is added. The first PEXPIRE also prevents
+-- an OOM error: once a script has written, the server refuses none of its commands for lack of
+-- memory.
+local function enqueue(owner, waiting_since)
     local place = redis.call('lpos', queue, owner)
-    local exists = redis.call('pexpire', queue, KEPT)
-    if came then
-        redis.call('set', asked_key(owner), string.format('%.0f', came), 'px', HEARD)
+    local exists = redis.call('pexpire', queue, QUEUE_TTL)
+    if waiting_since then
+        redis.call('set', asked_key(owner), string.format('%.0f', waiting_since), 'px', ALIVE_FOR)
     end
     if place then
         return place, 0
     end
-    local back = came and come_back(owner, came)
-    place = back or redis.call('rpush', queue, owner) - 1
+    local requeued_at = waiting_since and requeue(owner, waiting_since)
+    place = requeued_at or redis.call('rpush', queue, owner) - 1
     if exists == 0 then
-        redis.call('pexpire', queue, KEPT)
+        redis.call('pexpire', queue, QUEUE_TTL)
     end
-    return place, 1, not back and place == 0
+    return place, 1, not requeued_at and place == 0
 end
 
 -- Removes the silent entries ahead of `asker`. The caller has found the lock free while the queue
 -- has entries: an owner did not use its grant, or the holder died. If silent entries remained, each
 -- of them in turn would be granted the lock for PROVISIONAL ms. An entry is silent if its owner has
--- sent no request for HEARD ms, while the server answered the asker. `sent`: the server's time at
--- which the client sent this request, as the client estimates it; nil if the server did not answer
--- the client promptly in the last HEARD ms. If the asker's request is late, the server stood still
--- or its clock jumped. In that case requests of other owners may be late, too, so no entry counts
--- as silent.
-local function pass_silent(asker, sent)
-    if not sent or math.abs(now() - sent) > PROMPT then
+-- sent no request for ALIVE_FOR ms, while the server answered the asker. `sent_at`: the server's
+-- time at which the client sent this request, as the client estimates it; nil if the server did not
+-- answer the client promptly in the last ALIVE_FOR ms. If the asker's request is late, the server
+-- stood still or its clock jumped. In that case requests of other owners may be late, too, so no
+-- entry counts as silent.
+local function remove_silent(asker, sent_at)
+    if not sent_at or math.abs(now() - sent_at) > MAX_REQUEST_AGE then
         return
     end
     local place = 0
@@ -131,7 +134,7 @@ local function channel_of(owner)
     return redis.call('pubsub', 'numsub', channel)[2] > 0 and channel or nil
 end
 
-local function tell(channel, owner, verb, details)
+local function send_message(channel, owner, verb, details)
     local number = string.match(owner, '^%d+', 38) or ''
     redis.call('publish', channel, table.concat({verb, number, details, database, lock}, ' '))
 end
@@ -153,7 +156,7 @@ local function announce(left, asker)
         local head = redis.call('lindex', queue, 0)
         local channel = head and channel_of(head)
         if channel then
-            tell(channel, head, 'open', left)
+            send_message(channel, head, 'open', left)
         end
         if channel or not head or head == asker then
             return
@@ -165,7 +168,7 @@ end
 -- Publishes on the public channel that the lock is free. Returns whether the server refused the
 -- message. After a refusal, the lock is free nevertheless, but Redisson's waiters sleep until the
 -- end of the lease that they have read.
-local function is_muted(message)
+local function publish_refused(message)
     return type(redis.pcall('publish', public, message)) == 'table'
 end
 
@@ -174,36 +177,37 @@ end
 -- next process the owner; 2: a window is open, in which Redisson's clients may take the lock; 0:
 -- the lock is free, and `message` was published on the public channel; 3: as 0, and the chain ends,
 -- because no Redisson client listens; 5: as 0, 2 or 3, but the server refused the message. A grant
--- gives the chain's data to the new owner, whose release gives them back in `since` and `count`.
--- `since`: if above 0, the server's time in ms at which the chain began; otherwise minus the
--- chain's age in ms. `count`: how many times one of redlatch's processes got the lock in this
--- chain.
-local function hand_on(since, count, message, grant)
-    local start, reply = math.max(since > 0 and since or now() + since, 0), 0
+-- gives the chain's data to the new owner, whose release gives them back in `start_or_age` and
+-- `chain_count`. `start_or_age`: if above 0, the server's time in ms at which the chain began;
+-- otherwise minus the chain's age in ms. `chain_count`: how many times one of redlatch's processes
+-- got the lock in this chain.
+local function hand_on(start_or_age, chain_count, message, grant)
+    local chain_start, reply =
+        math.max(start_or_age > 0 and start_or_age or now() + start_or_age, 0), 0
     -- If the chain began in the future, the server's clock was set back.
-    local age = since > 0 and math.abs(now() - since) or -since
-    if age >= AGE then
+    local age = start_or_age > 0 and math.abs(now() - start_or_age) or -start_or_age
+    if age >= MIN_CHAIN_AGE then
         -- The number of Redisson's clients that wait: all listeners to the public channel, less
         -- redlatch's clients, which also listen to the second channel.
-        local heard = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
-        local others = refused(heard) and 0 or heard[2] - heard[4]
+        local subscribers = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
+        local redisson_waiters = refused(subscribers) and 0 or subscribers[2] - subscribers[4]
         -- In the time in which each redlatch process gets the lock once, each Redisson client gets
         -- the lock once, too. The redlatch processes are the waiters and the process that releases.
         -- If only the age decided, Redisson's clients would get many times their share when holds
         -- are long.
-        if others > 0 and count * others > length() then
+        if redisson_waiters > 0 and chain_count * redisson_waiters > length() then
             -- The window must be a key at the server: the next request of this process may be in
             -- the same packet and must find the window open.
             redis.pcall('set', window, '', 'px', WINDOW)
-            local muted = is_muted(message)
+            local was_refused = publish_refused(message)
             pcall(announce, WINDOW)
-            return muted and 5 or 2
-        elseif others == 0 then
-            start, count, reply = now(), 0, 3
+            return was_refused and 5 or 2
+        elseif redisson_waiters == 0 then
+            chain_start, chain_count, reply = now(), 0, 3
         end
     end
-    if length() > 0 and grant(start, count + 1) then
+    if length() > 0 and grant(chain_start, chain_count + 1) then
         return 1
     end
-    return is_muted(message) and 5 or reply
+    return publish_refused(message) and 5 or reply
 end

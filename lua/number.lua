@@ -18,11 +18,11 @@ end
 local function share(free, clients, first, last)
     local taken, limit = 0, free
     for at = first, last do
-        local wanted = taken + ARGV[at]
-        if wanted > limit then
+        local total = taken + ARGV[at]
+        if total > limit then
             break
         end
-        taken, limit = wanted, math.max(wanted, free / clients)
+        taken, limit = total, math.max(total, free / clients)
     end
     return taken
 end
@@ -30,7 +30,7 @@ end
 -- Publishes how many permits are free, if any are. Redisson reads the lower 32 bits of the number
 -- as an int, so 2^32 would wake no waiter. (The function formats the number itself, because Redis
 -- converts a Lua number more slowly.)
-local function tell_free(channel, free)
+local function publish_free(channel, free)
     free = tonumber(free)
     local text = string.format('%d', math.min(free, 2 ^ 31 - 1))
     return free > 0 and redis.pcall('publish', channel, text) or 0

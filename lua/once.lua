@@ -29,9 +29,10 @@
 local number, latest = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('time')
 local now = time[1] * 1000 + time[2] / 1000 -- with a fraction
-local known = redis.call('get', KEYS[2]) or '0=0'
-local last, result, seen = string.match(known, '^(%d+)=(-?%d+)=?(.*)$')
-last = tonumber(last)
+local record = redis.call('get', KEYS[2]) or '0=0'
+local recorded_number, recorded_result, recorded_mark =
+    string.match(record, '^(%d+)=(-?%d+)=?(.*)$')
+recorded_number = tonumber(recorded_number)
 
 -- The mark of the changed number, if the number has one.
 local mark = ''
@@ -41,10 +42,10 @@ local mark = ''
 -- time is so late that a copy could arrive after the record has expired. The client then reads the
 -- server's time from the reply.
 local function refusal()
-    if last > number or now > latest or latest > now + ARGV[3] - 1000 then
+    if recorded_number > number or now > latest or latest > now + ARGV[3] - 1000 then
         return {now}
-    elseif last < math.abs(ARGV[4]) then
-        return {now, last}
+    elseif recorded_number < math.abs(ARGV[4]) then
+        return {now, recorded_number}
     end
 end
 
@@ -68,25 +69,25 @@ local function change(outcome, ...)
     local reply = redis.pcall(...)
     local refused = type(reply) == 'table' and reply.err
     if refused then
-        remember(known)
+        remember(record)
     end
     return reply, refused
 end
 
--- Applies a request. `wanted` returns the result and the command that makes the change. If there is
--- nothing to change, `wanted` returns only a result, or nothing for the result 0. A result without
+-- Applies a request. `decide` returns the result and the command that makes the change. If there is
+-- nothing to change, `decide` returns only a result, or nothing for the result 0. A result without
 -- a change is written to the record only if this request is a copy: the first request may arrive
--- after its copy, and must then change nothing. `told` computes the reply to the first request from
--- the command's reply. The reply to a copy is the result.
-local function once(wanted, told)
-    if last == number then
-        return answer(result, seen)
+-- after its copy, and must then change nothing. `make_reply` computes the reply to the first
+-- request from the command's reply. The reply to a copy is the result.
+local function once(decide, make_reply)
+    if recorded_number == number then
+        return answer(recorded_result, recorded_mark)
     end
     local refused = refusal()
     if refused then
         return refused
     end
-    local parts = wanted() or {'0'}
+    local parts = decide() or {'0'}
     if not parts[2] then
         if string.sub(ARGV[4], 1, 1) == '-' then
             remember(ARGV[1] .. '=' .. parts[1])
@@ -97,5 +98,5 @@ local function once(wanted, told)
     if failed then
         return reply
     end
-    return answer(told and told(reply) or parts[1], mark)
+    return answer(make_reply and make_reply(reply) or parts[1], mark)
 end

@@ -24,7 +24,7 @@ end
 -- Sends the process of `owner`, which has this lock, a message that another owner waits for the
 -- lock. If the process wants this message, the owner's number has flag 1 (docs/wire.md), so it is
 -- odd. If the server refuses the message, the process finds the waiter at its next renewal.
-local function say_wanted(owner, database, lock)
+local function send_wanted(owner, database, lock)
     local number = string.match(owner, '^%d+', 38)
     if number and string.find(number, '[13579]$') and tonumber(number) >= 2^50 then
         redis.pcall('publish', own_channel(owner),

@@ -265,7 +265,7 @@ impl ModelStep<'_> {
     /// Runs a script of a fair lock. `own`: the script's arguments after the common arguments.
     fn evaluate_fair(&mut self, sha: &str, key: &[u8], own: &[Vec<u8>]) -> Value {
         if sha == *FAIR_ACQUIRE {
-            self.line_up(key, &own[1], own[2] == b"1", &own[3..])
+            self.enqueue(key, &own[1], own[2] == b"1", &own[3..])
         } else if sha == *FAIR_TRY {
             let free = !self.locks.contains_key(key) && !self.moves_on(key);
             if free {
@@ -301,7 +301,7 @@ impl ModelStep<'_> {
 
     /// Takes a fair lock, or adds the owner to its queue. Adds `rest`, the other owners of the
     /// request, behind the owner.
-    fn line_up(&mut self, key: &[u8], owner: &[u8], was_queued: bool, rest: &[Vec<u8>]) -> Value {
+    fn enqueue(&mut self, key: &[u8], owner: &[u8], was_queued: bool, rest: &[Vec<u8>]) -> Value {
         let company = if was_queued { &[] } else { rest };
         if self.locks.get(key).is_some_and(|holder| holder == owner) {
             let behind = Value::BulkString(b"-".to_vec());

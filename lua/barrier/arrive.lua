@@ -16,20 +16,21 @@
 -- request to leave changes nothing. If the generation of the arrival has tripped, the request to
 -- leave gets the same reply as the arrival.
 local leaves = ARGV[8] == '2'
-local text_of, missing = string.match(last == number and result or '', '^(%d+)(%d%d%d%d%d%d)$')
+local number_text, missing = string.match(
+    recorded_number == number and recorded_result or '', '^(%d+)(%d%d%d%d%d%d)$')
 if leaves then
     write_nothing()
     local generation = present_generation()
     if missing == '000000' then
         -- The party has not arrived: the request in the record changed nothing.
-        last = number - 1
+        recorded_number = number - 1
     elseif missing or generation and redis.call('zscore', parties, ARGV[6]) then
-        generation = missing and tonumber(text_of) or generation
+        generation = missing and tonumber(number_text) or generation
         break_up(ARGV[5], generation)
         local outcome = state(generation)
-        return outcome == 1 and result or outcome == 3 and -2 or -1
+        return outcome == 1 and recorded_result or outcome == 3 and -2 or -1
     end
-elseif ARGV[8] == '1' and missing == '000001' and state(tonumber(text_of)) == 2 then
+elseif ARGV[8] == '1' and missing == '000001' and state(tonumber(number_text)) == 2 then
     -- The last party's arrival was sent again, and the generation is broken now. The action must
     -- not run.
     return -1

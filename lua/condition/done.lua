@@ -4,23 +4,23 @@
 -- KEYS, ARGV 1 see waiters.lua
 -- ARGV 2 waiter, 3 '1' = the waiter did not use its notification, and no longer waits
 -- reply: 1 = the waiter had been notified; 0 = the waiter has no record
-local pass = ARGV[3] == '1'
-if pass then
+local passes_on = ARGV[3] == '1'
+if passes_on then
     redis.call('lrem', waiting, 1, ARGV[2])
 end
 local own_record = redis.call('hget', notified, ARGV[2])
 if not own_record then
     return 0
 end
-if pass then
+if passes_on then
     -- Tests the right to HDEL. If HDEL were refused after `notify_first`, the notification would be
     -- passed on twice.
     redis.call('hdel', notified, '')
-    local _, trouble = notify_first(string.match(own_record, '%S+$') or '0')
-    if trouble then
+    local _, refusal = notify_first(string.match(own_record, '%S+$') or '0')
+    if refusal then
         -- The next run of look.lua finds the record without a keep-alive, and passes the
         -- notification on.
-        return trouble
+        return refusal
     end
 end
 redis.call('hdel', notified, ARGV[2])

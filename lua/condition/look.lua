@@ -20,7 +20,7 @@ if ARGV[3] == '1' then
     redis.call('lrem', waiting, 1, ARGV[2])
     return 1
 end
-redis.call('pexpire', waiting, KEPT)
+redis.call('pexpire', waiting, KEYS_TTL)
 local count = redis.pcall('hlen', notified)
 if type(count) == 'number' and count > FEW_RECORDS then
     local checked_at = tonumber(redis.call('hget', notified, '') or nil)
@@ -42,8 +42,8 @@ for i = 1, #records, 2 do
         -- Tests the right to HDEL. If HDEL were refused after `notify_first`, each run would pass
         -- the notification on again.
         redis.call('hdel', notified, '')
-        local _, trouble = notify_first(number or '0')
-        if trouble then
+        local _, refusal = notify_first(number or '0')
+        if refusal then
             break
         end
         redis.call('hdel', notified, records[i])

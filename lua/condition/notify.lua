@@ -17,7 +17,7 @@ if ARGV[4] == '1' then
     local notified_count = 0
     for _, waiter in ipairs(all) do
         if listens(waiter) then
-            tell(waiter)
+            send_notification(waiter)
             notified_count = notified_count + 1
         end
     end
@@ -32,5 +32,5 @@ if ARGV[5] == '1' then
         end
     end
 end
-local first, trouble = notify_first(number)
-return trouble or (first and 1 or 0)
+local first, refusal = notify_first(number)
+return refusal or (first and 1 or 0)

@@ -5,17 +5,17 @@
 -- clients.)
 local has_listener
 local function listens(waiter)
-    local own = own_channel(waiter)
+    local channel = own_channel(waiter)
     has_listener = has_listener or {}
-    if has_listener[own] == nil then
-        local subscribers = redis.pcall('pubsub', 'numsub', own)
-        has_listener[own] = refused(subscribers) and true or subscribers[2] > 0
+    if has_listener[channel] == nil then
+        local subscribers = redis.pcall('pubsub', 'numsub', channel)
+        has_listener[channel] = refused(subscribers) and true or subscribers[2] > 0
     end
-    return has_listener[own]
+    return has_listener[channel]
 end
 
 -- A refused message does no harm, because each waiter also runs look.lua from time to time.
-local function tell(waiter)
+local function send_notification(waiter)
     redis.pcall('publish', own_channel(waiter),
         table.concat({'notify', string.sub(waiter, 38), ARGV[1], waiting}, ' '))
 end
@@ -30,9 +30,9 @@ local function notify_first(number)
             return nil
         end
         local is_alive = listens(first)
-        local trouble = is_alive and record(first, number)
-        if trouble then
-            return nil, trouble
+        local refusal = is_alive and record(first, number)
+        if refusal then
+            return nil, refusal
         end
         local popped = redis.pcall('lpop', waiting)
         if refused(popped) then
@@ -40,7 +40,7 @@ local function notify_first(number)
             return nil, popped
         end
         if is_alive then
-            tell(first)
+            send_notification(first)
             return first
         end
     end

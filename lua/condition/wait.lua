@@ -21,7 +21,7 @@ end
 -- server that is out of memory refuses it. A server without memory would later refuse to grant the
 -- lock to the thread again.
 local commands = {
-    {'pexpire', waiting, KEPT}, {'del', lock}, {'lpop', waiting}, {'hset', lock, '', ''},
+    {'pexpire', waiting, KEYS_TTL}, {'del', lock}, {'lpop', waiting}, {'hset', lock, '', ''},
     {'time'}, {'pubsub', 'numsub', ''}, {'publish', own_channel(ARGV[3]), ''},
 }
 if string.sub(ARGV[2], -6) == ':write' then
@@ -38,5 +38,5 @@ for _, command in ipairs(commands) do
     end
 end
 redis.call('rpush', waiting, ARGV[3])
-redis.call('pexpire', waiting, KEPT)
+redis.call('pexpire', waiting, KEYS_TTL)
 return 1

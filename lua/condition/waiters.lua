@@ -16,14 +16,14 @@
 -- records, the field with the empty name has the time at which look.lua last read all of them.
 local waiting, notified = KEYS[1], KEYS[2]
 
--- In ms. KEPT: how long the keys exist after the last request. ALIVE_FOR: how long after its last
--- keep-alive a waiter with a record counts as alive.
-local KEPT, ALIVE_FOR = 60000, 2000
+-- In ms. KEYS_TTL: how long the keys exist after the last request. ALIVE_FOR: how long after its
+-- last keep-alive a waiter with a record counts as alive.
+local KEYS_TTL, ALIVE_FOR = 60000, 2000
 
 -- Records a notified waiter. Returns nil, or the server's refusal, after which nothing has changed.
 -- (PEXPIRE comes first: if it were refused after HSET, the record would never expire.)
 local function record(waiter, number)
-    local exists = redis.pcall('pexpire', notified, KEPT)
+    local exists = redis.pcall('pexpire', notified, KEYS_TTL)
     if refused(exists) then
         return exists
     end
@@ -32,7 +32,7 @@ local function record(waiter, number)
         return set
     end
     if exists == 0 then
-        redis.call('pexpire', notified, KEPT)
+        redis.call('pexpire', notified, KEYS_TTL)
     end
 end
 

@@ -20,5 +20,5 @@ local free = give_back(live)
 if not free then
     return {0, 0}
 end
-local listeners = tell_free(ARGV[1], free)
+local listeners = publish_free(ARGV[1], free)
 return {#live, type(listeners) == 'number' and 1 + listeners or -1}

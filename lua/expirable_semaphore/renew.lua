@@ -11,14 +11,14 @@
 -- negative (../lock/renew.lua). Each command runs in a pcall, so a key of another type does not
 -- stop the renewal of the other permits.
 local new_end, longest = now + ARGV[1], math.abs(tonumber(ARGV[2]))
-local cuts = tonumber(ARGV[2]) < 0
+local may_cut = tonumber(ARGV[2]) < 0
 
 -- The function always writes: see ../lock/renew.lua. (ZADD with an unchanged score would not count
 -- as a write.)
-local function raise(key, ends, is_long, id)
+local function raise(key, ends, is_too_long, id)
     if ends < new_end then
         return redis.pcall('zadd', key, 'xx', new_end, id)
-    elseif is_long and cuts then
+    elseif is_too_long and may_cut then
         return redis.pcall('zadd', key, 'xx', now + longest, id)
     end
     local reply = redis.pcall('zadd', key, 'xx', ends + 1, id)
@@ -34,14 +34,14 @@ for i, key in ipairs(KEYS) do
     elseif is_ahead(ends) then
         reply = 1
         if ARGV[1] ~= '0' then
-            local is_long = longest > 0 and tonumber(ends) > now + longest
+            local is_too_long = longest > 0 and tonumber(ends) > now + longest
             -- The ZREM removes nothing. After it, a server that is out of memory does not refuse
             -- the ZADD.
             reply = redis.pcall('zrem', key, '')
             if type(reply) == 'number' then
-                reply = raise(key, tonumber(ends), is_long, ARGV[i + 2])
+                reply = raise(key, tonumber(ends), is_too_long, ARGV[i + 2])
             end
-            reply = type(reply) == 'table' and reply.err or is_long and not cuts and 2 or 1
+            reply = type(reply) == 'table' and reply.err or is_too_long and not may_cut and 2 or 1
         end
     end
     replies[i] = reply

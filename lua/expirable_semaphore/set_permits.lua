@@ -10,6 +10,6 @@ return once(function()
     free = ARGV[5] - redis.call('zcard', KEYS[3])
     return {'1', 'set', KEYS[1], free, 'keepttl'}
 end, function()
-    tell_free(ARGV[6], free)
+    publish_free(ARGV[6], free)
     return 1
 end)

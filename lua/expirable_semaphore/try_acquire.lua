@@ -11,18 +11,18 @@
 -- missing permits again, it would take permits that were already given back.)
 local threads = tonumber(ARGV[4])
 local first_id = 5 + threads
-local known = 0
+local known_ids = 0
 for _, ends in ipairs(redis.call('zmscore', KEYS[2], unpack(ARGV, first_id))) do
-    known = known + (ends and 1 or 0)
+    known_ids = known_ids + (ends and 1 or 0)
 end
-if known > 0 then
+if known_ids > 0 then
     -- This request was sent again. The script writes nevertheless, because the client may wait for
     -- replicas: see ../lock/acquire.lua.
     redis.call('decrby', KEYS[1], 0)
-    return {known}
+    return {known_ids}
 end
 
-local gave_back = give_back({})
+local has_given_back = give_back({})
 local free = stored(KEYS[1])
 local taken = share(free or 0, ARGV[3], 5, first_id - 1)
 local reply = {taken}
@@ -48,7 +48,7 @@ else
     local next_end = redis.call('zrange', KEYS[2], 0, 0, 'withscores')[2]
     reply = {(free or next_end) and 0 or -1, next_end and math.min(next_end - now, 2 ^ 53) or -1}
 end
-if gave_back then
-    tell_free(ARGV[2], free or 0)
+if has_given_back then
+    publish_free(ARGV[2], free or 0)
 end
 return reply

@@ -9,11 +9,11 @@
 --        the numbers of the waiters of the same client directly behind this owner, in their order,
 --        separated by commas, or '-'; now: the server's time in ms if there are companions,
 --        otherwise 0
---        {0, now, ask, redisson, back} = queued; ask: ms after which the owner may ask again if it
---        gets no message (-1: only after a message, as always for its companions); redisson: 1 =
---        the message may come from a Redisson client, on each owner's own channel, because a
---        Redisson client holds the lock or (at the first request) waits ahead; back: 1 = the owner
---        had lost its entry, and has a new entry now
+--        {0, now, ask_after, by_redisson, was_requeued} = queued; ask_after: ms after which the
+--        owner may ask again if it gets no message (-1: only after a message, as always for its
+--        companions); by_redisson: 1 = the message may come from a Redisson client, on each owner's
+--        own channel, because a Redisson client holds the lock or (at the first request) waits
+--        ahead; was_requeued: 1 = the owner had lost its entry, and has a new entry now
 --        {3, now} = only if ARGV 6 is 2: the owner has lost its entry and got no new one
 --
 -- The owner names one acquisition, so the request may be sent again: it gets the same grant again,
@@ -25,41 +25,43 @@
 -- no score (docs/fair-lock.md, "Scores"). While the lock is held, the script drops no waiter: a
 -- stopped process may continue.
 local lease, owner, was_queued = ARGV[4], ARGV[5], ARGV[6] == '1' or ARGV[6] == '2'
--- A client's first waiter may be granted the lock before the client listens. As a mark, the score
--- of this waiter is half a ms lower. The waiter's next request or keep-alive removes the mark. The
--- client's later waiters need no mark: when one of them becomes first, the client listens or is
+-- A client's first waiter may be granted the lock before the client listens. As a flag, the score
+-- of this waiter is half a ms lower. The waiter's next request or keep-alive removes the flag. The
+-- client's later waiters need no flag: when one of them becomes first, the client listens or is
 -- dead.
-local mark = ARGV[6] == '3' and 0.5 or 0
+local flag_offset = ARGV[6] == '3' and 0.5 or 0
 -- In ms: if a Redisson waiter is first and does not take the free lock within this time, the next
 -- waiter asks, and the Redisson waiter gets another message.
-local hesitation = 1000
+local redisson_grace = 1000
 
-local held_by, left, foreign = holder()
-if foreign then
-    return foreign
+local held_by, left, type_error = holder()
+if type_error then
+    return type_error
 end
 if held_by == owner then
     raise(left, lease)
 end
--- Whether the holder's process may want a message when the first waiter queues (`say_wanted` in
+-- Whether the holder's process may want a message when the first waiter queues (`send_wanted` in
 -- ../prelude.lua).
-local may_tell = held_by and string.find(held_by, '[13579]$') and tonumber(number(held_by)) >= 2^50
-    and not redis.call('lrange', queue, 0, 0)[1]
+local may_send_wanted = held_by and string.find(held_by, '[13579]$')
+    and tonumber(number(held_by)) >= 2^50 and not redis.call('lrange', queue, 0, 0)[1]
 
 -- Returns the number n of Redisson's waiters in the queue. If a live redlatch waiter has the
 -- highest score, all n are ahead of it: a Redisson waiter behind it would have a higher score. In
 -- this case n is found from the highest score, which is now + n times Redisson's wait + at most the
--- fair wait. (If `rest` is less than half the fair wait, the waiter has missed keep-alives, so its
--- score may not show n.)
-local function redissons()
-    local top = redis.call('zrevrange', timeouts, 0, 0, 'withscores')
-    if not top[1] then
+-- fair wait. (If `remainder` is less than half the fair wait, the waiter has missed keep-alives, so
+-- its score may not show n.)
+local function count_redissons()
+    local highest = redis.call('zrevrange', timeouts, 0, 0, 'withscores')
+    if not highest[1] then
         return 0
     end
-    local above = tonumber(top[2]) - now()
-    local rest = above % redisson_wait
-    if above > 0 and is_ours(top[1]) and rest <= fair_wait and rest >= fair_wait / 2 then
-        return math.floor(above / redisson_wait)
+    local time_ahead = tonumber(highest[2]) - now()
+    local remainder = time_ahead % redisson_wait
+    if time_ahead > 0 and is_ours(highest[1])
+        and remainder <= fair_wait and remainder >= fair_wait / 2
+    then
+        return math.floor(time_ahead / redisson_wait)
     end
     local count = 0
     for _, id in ipairs(redis.call('lrange', queue, 0, -1)) do
@@ -70,11 +72,12 @@ end
 
 -- Adds these waiters to the set. Returns how many of these waiters were not in the set before. A
 -- waiter that is in the set keeps its score, because the scores of the Redisson waiters behind it
--- are based on this score. `marked`: the index of the waiter whose score is lowered by `mark`.
-local function set_scores(ids, redissons_ahead, marked)
+-- are based on this score. `flagged`: the index of the waiter whose score is lowered by
+-- `flag_offset`.
+local function set_scores(ids, redissons_ahead, flagged)
     local score, scores = now() + fair_wait + redisson_wait * redissons_ahead, {}
     for i, id in ipairs(ids) do
-        scores[#scores + 1] = i == marked and score - mark or score
+        scores[#scores + 1] = i == flagged and score - flag_offset or score
         scores[#scores + 1] = id
     end
     return redis.call('zadd', timeouts, 'nx', unpack(scores))
@@ -92,16 +95,16 @@ local function push(ids, command, ...)
 end
 
 -- Adds the owner and its companions to the end of the queue. Returns the owner's position.
--- `marked`: the index of the waiter whose score is lowered by `mark`. It is 2 if the owner gets the
--- lock at once, so that its first companion becomes the head of the queue, and otherwise 1.
-local function line_up(redissons_ahead, marked)
+-- `flagged`: the index of the waiter whose score is lowered by `flag_offset`. It is 2 if the owner
+-- gets the lock at once, so that its first companion becomes the head of the queue; otherwise 1.
+local function enqueue(redissons_ahead, flagged)
     local ids = {}
     for i = 5, #ARGV do
         if i ~= 6 and ARGV[i] ~= held_by then
             ids[#ids + 1] = ARGV[i]
         end
     end
-    if set_scores(ids, redissons_ahead, marked) == #ids then
+    if set_scores(ids, redissons_ahead, flagged) == #ids then
         return push(ids, 'rpush', unpack(ids)) - #ids
     end
     -- This request was sent again, because some of the owners have entries.
@@ -116,76 +119,77 @@ end
 -- Adds the owners in `ids` that have no entry at the head of the queue, in the order of their
 -- numbers. Only earlier waiters of the same client remain ahead of the added owners. (Waiters
 -- behind a Redisson waiter do not count as earlier.)
-local function come_back(ids)
-    local all, in_line, earlier, run = redis.call('lrange', queue, 0, -1), {}, {}, 0
+local function requeue(ids)
+    local all, in_queue, earlier, leading_ours = redis.call('lrange', queue, 0, -1), {}, {}, 0
     for i, id in ipairs(all) do
-        in_line[id] = true
-        if run == i - 1 and is_ours(id) then
-            run = i
+        in_queue[id] = true
+        if leading_ours == i - 1 and is_ours(id) then
+            leading_ours = i
             if client(id) == client(owner) then
                 earlier[#earlier + 1] = {tonumber(number(id)), i}
             end
         end
     end
-    local back = {}
+    local returning = {}
     for _, id in ipairs(ids) do
-        if id ~= held_by and not in_line[id] then
-            in_line[id] = true
-            back[#back + 1] = id
+        if id ~= held_by and not in_queue[id] then
+            in_queue[id] = true
+            returning[#returning + 1] = id
         end
     end
     local function by_number(one, other)
         return tonumber(number(one)) < tonumber(number(other))
     end
-    table.sort(back, by_number)
+    table.sort(returning, by_number)
     table.sort(earlier, function(one, other) return one[1] < other[1] end)
-    local places, place, next_one = {}, 0, 1
-    for i, id in ipairs(back) do
-        while earlier[next_one] and earlier[next_one][1] < tonumber(number(id)) do
-            place = math.max(place, earlier[next_one][2])
-            next_one = next_one + 1
+    local positions, position, next_earlier = {}, 0, 1
+    for i, id in ipairs(returning) do
+        while earlier[next_earlier] and earlier[next_earlier][1] < tonumber(number(id)) do
+            position = math.max(position, earlier[next_earlier][2])
+            next_earlier = next_earlier + 1
         end
-        places[i] = place
+        positions[i] = position
     end
-    -- A Redisson waiter must have a higher score than the redlatch waiters ahead of it: `redissons`
-    -- relies on this.
-    local least = now() + fair_wait + 1
-    local raised = run + 1
-    local last = #back
+    -- A Redisson waiter must have a higher score than the redlatch waiters ahead of it:
+    -- `count_redissons` relies on this.
+    local min_score = now() + fair_wait + 1
+    local raised = leading_ours + 1
+    local last = #returning
     while last > 0 do
-        -- Takes the last owners in `back` that go behind the same entry, at most 500 at a time.
-        local these, behind = {}, places[last]
-        while last > 0 and places[last] == behind and #these < 500 do
-            these[#these + 1] = back[last]
+        -- Takes the last owners in `returning` that go behind the same entry, at most 500 at a
+        -- time.
+        local group, at = {}, positions[last]
+        while last > 0 and positions[last] == at and #group < 500 do
+            group[#group + 1] = returning[last]
             last = last - 1
         end
         -- These waiters were in the queue before, so they must return even if the server is out of
         -- memory: after the ZREM it refuses no command.
-        redis.call('zrem', timeouts, unpack(these))
-        if behind == 0 then
-            set_scores(these, 0)
-            push(these, 'lpush', unpack(these))
+        redis.call('zrem', timeouts, unpack(group))
+        if at == 0 then
+            set_scores(group, 0)
+            push(group, 'lpush', unpack(group))
         else
-            for _, id in ipairs(these) do
+            for _, id in ipairs(group) do
                 set_scores({id}, 0)
-                push({id}, 'linsert', 'after', all[behind], id)
+                push({id}, 'linsert', 'after', all[at], id)
             end
         end
-        for i = behind + 1, raised - 1 do
+        for i = at + 1, raised - 1 do
             local score = redis.call('zscore', timeouts, all[i])
-            if not score or tonumber(score) >= least then
+            if not score or tonumber(score) >= min_score then
                 break
             end
-            redis.call('zadd', timeouts, least, all[i])
+            redis.call('zadd', timeouts, min_score, all[i])
         end
-        raised = math.min(raised, behind + 1)
+        raised = math.min(raised, at + 1)
     end
 end
 
 local has_companions = ARGV[7] and not was_queued
 if held_by == owner then
     if has_companions then
-        line_up(redissons(), 1)
+        enqueue(count_redissons(), 1)
     end
     return {2, '-', has_companions and now() or 0}
 end
@@ -198,11 +202,11 @@ if was_queued then
     end
 end
 
-local others, back = {}, 0
+local others, was_requeued = {}, 0
 if was_queued and not redis.call('lpos', queue, owner) then
     if ARGV[6] == '2' then
         if not held_by then
-            move_on()
+            try_hand_on()
         end
         return {3, now()}
     end
@@ -212,10 +216,10 @@ if was_queued and not redis.call('lpos', queue, owner) then
         ids[#ids + 1] = ARGV[i]
     end
     if not held_by then
-        may_hand_on()
+        require_hand_on_rights()
     end
-    come_back(ids)
-    back = 1
+    requeue(ids)
+    was_requeued = 1
 end
 
 if not held_by then
@@ -227,9 +231,9 @@ if not held_by then
             -- The owner gets the lock, and its companions get entries. A command that may be
             -- refused comes before the first change, and each later change can be undone.
             redis.call('zadd', timeouts, 'xx', 0, '')
-            may_hand_on()
-            permit('lrem', queue, 0, '')
-            line_up(redissons(), 2)
+            require_hand_on_rights()
+            require_right('lrem', queue, 0, '')
+            enqueue(count_redissons(), 2)
             local succeeded, refusal = pcall(make_holder, owner, lease)
             if not succeeded then
                 for i = 5, #ARGV do
@@ -249,33 +253,33 @@ if not held_by then
         -- The end of a lease sends no message. If the lease may end before the next keep_alive, the
         -- new head needs a message now, so that it asks when the lease ends.
         if behind[1] and tonumber(lease) < PROVISIONAL then
-            tell(behind[1])
+            send_ask(behind[1])
         end
         return {1, followers(owner, behind, 1), has_companions and now() or 0}
     elseif dropped or was_queued then
         -- If a waiter behind the head asks again, the head has not taken the lock, so it has missed
         -- its message.
-        tell(head)
+        send_ask(head)
     end
 end
 
 -- The first reply to a queued owner has already said whether Redisson waiters are ahead of it. If
 -- an owner comes back, no Redisson waiter is ahead of it.
-local redissons_ahead = was_queued and 0 or redissons()
-local place
+local redissons_ahead = was_queued and 0 or count_redissons()
+local position
 if was_queued then
-    place = redis.call('lpos', queue, owner)
+    position = redis.call('lpos', queue, owner)
 else
-    place = line_up(redissons_ahead, 1)
+    position = enqueue(redissons_ahead, 1)
 end
-local ask = -1
-if held_by and place == 0 then
-    ask = math.max(1, left)
-elseif not held_by and place == 1 then
-    ask = hesitation
+local ask_after = -1
+if held_by and position == 0 then
+    ask_after = math.max(1, left)
+elseif not held_by and position == 1 then
+    ask_after = redisson_grace
 end
-local redisson = held_by and not is_ours(held_by) or redissons_ahead > 0
-if may_tell then
-    say_wanted(held_by, database, lock)
+local by_redisson = held_by and not is_ours(held_by) or redissons_ahead > 0
+if may_send_wanted then
+    send_wanted(held_by, database, lock)
 end
-return {0, now(), ask, redisson and 1 or 0, back}
+return {0, now(), ask_after, by_redisson and 1 or 0, was_requeued}

@@ -5,11 +5,11 @@
 --
 -- Even if the lock is already free, the script hands it on: the end of a lease or a deleted key
 -- sends no message to waiters.
-local _, _, foreign = holder()
-if foreign then
-    return foreign
+local _, _, type_error = holder()
+if type_error then
+    return type_error
 end
-local line = front()
+local entries = first_entries()
 local existed = redis.call('del', lock)
-move_on(line)
+try_hand_on(entries)
 return existed

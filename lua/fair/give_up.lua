@@ -18,7 +18,7 @@ local left, entries = pcall(remove, owner)
 local held = only_place and 0 or redis.pcall('hdel', lock, owner)
 
 if redis.pcall('exists', lock) == 0 then
-    move_on()
+    try_hand_on()
 end
 if not left then
     return type(entries) == 'table' and entries or redis.error_reply(entries)

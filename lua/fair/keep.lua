@@ -8,7 +8,7 @@
 --
 -- The script only shortens the lease, so the request may be sent again. The first waiter knows only
 -- the old end of the lease, so the script sends this waiter a message to ask again.
-local owner, rest = ARGV[4], tonumber(ARGV[5])
+local owner, keep_for = ARGV[4], tonumber(ARGV[5])
 -- A replica may not know the holder. So the script always writes, because a replica refuses each
 -- script that writes.
 redis.call('zrem', timeouts, '')
@@ -20,11 +20,11 @@ if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then
     return held
 elseif held ~= 1 then
     return nil
-elseif redis.call('pttl', lock) > rest then
-    redis.call('pexpire', lock, rest)
-    local line = redis.call('lrange', queue, 0, 0)
-    if line[1] then
-        pcall(tell, line[1])
+elseif redis.call('pttl', lock) > keep_for then
+    redis.call('pexpire', lock, keep_for)
+    local entries = redis.call('lrange', queue, 0, 0)
+    if entries[1] then
+        pcall(send_ask, entries[1])
     end
 end
 return 0

@@ -36,24 +36,24 @@
 -- the process that sends this request was silent, too, the script lowers no score: the server may
 -- have stood still, or its clock may have been set forward. The script hands a free lock to the
 -- first waiter. While the lock is held, the script drops no waiter.
-local SILENT = 2000
+local SILENT_AFTER = 2000
 -- If a queue is longer than SHORT_QUEUE, the script reads the whole queue only once in TRUST_FOR
 -- ms, and in between only the last TAIL entries.
 local SHORT_QUEUE, TAIL = 32, 16
 local TRUST_FOR = 60000
 
-local alive, scores_of_mine = {}, {}
+local alive, own_scores = {}, {}
 for i = 5, #ARGV do
     alive[ARGV[i]] = true
-    scores_of_mine[#scores_of_mine + 1] = now() + fair_wait
-    scores_of_mine[#scores_of_mine + 1] = ARGV[i]
+    own_scores[#own_scores + 1] = now() + fair_wait
+    own_scores[#own_scores + 1] = ARGV[i]
 end
 
 -- A server that is out of memory refuses even a ZADD that only changes a score, unless the script
 -- has already written. So a ZREM, which removes nothing, comes before the ZADD. Both commands also
 -- test the user's rights before the first change.
 redis.call('zrem', timeouts, '')
-permit('zadd', timeouts, 'xx', 0, '')
+require_right('zadd', timeouts, 'xx', 0, '')
 
 -- Sets the scores of these pairs, many at a time. Returns how many members changed.
 local function set_all(pairs, ...)
@@ -70,41 +70,41 @@ end
 
 -- Returns whether the queue has only redlatch waiters, each with a score.
 local function only_ours()
-    local known = redis.pcall('get', KEYS[4])
-    if type(known) == 'string' then
-        local line = redis.call('lrange', queue, -TAIL, -1)
-        for i = #line, 1, -1 do
-            if line[i] == known then
-                if i < #line then
-                    redis.pcall('set', KEYS[4], line[#line], 'keepttl')
+    local last_known = redis.pcall('get', KEYS[4])
+    if type(last_known) == 'string' then
+        local entries = redis.call('lrange', queue, -TAIL, -1)
+        for i = #entries, 1, -1 do
+            if entries[i] == last_known then
+                if i < #entries then
+                    redis.pcall('set', KEYS[4], entries[#entries], 'keepttl')
                 end
                 return true
-            elseif not is_ours(line[i]) then
+            elseif not is_ours(entries[i]) then
                 return false
             end
         end
     end
-    local line = redis.call('lrange', queue, 0, -1)
+    local entries = redis.call('lrange', queue, 0, -1)
     -- The set has as many members as the list if its last index is the list's last index.
-    local last = redis.call('zrange', timeouts, math.max(#line - 1, 0), #line)
-    local mixed = #last ~= math.min(#line, 1)
-    for _, id in ipairs(line) do
+    local last = redis.call('zrange', timeouts, math.max(#entries - 1, 0), #entries)
+    local mixed = #last ~= math.min(#entries, 1)
+    for _, id in ipairs(entries) do
         mixed = mixed or not is_ours(id)
     end
     -- Data of another type in KEYS 4 is not overwritten. If the user may not use KEYS 4, the script
     -- reads the whole queue each time.
-    if #line > SHORT_QUEUE and not mixed and type(known) ~= 'table' then
-        redis.pcall('set', KEYS[4], line[#line], 'px', TRUST_FOR)
+    if #entries > SHORT_QUEUE and not mixed and type(last_known) ~= 'table' then
+        redis.pcall('set', KEYS[4], entries[#entries], 'px', TRUST_FOR)
     end
     return not mixed
 end
 local all_ours = only_ours()
 
 -- Whether this request may lower the score of a waiter that has sent no keep-alive.
-local may_lower = ARGV[4] == '1' and fair_wait > SILENT
+local may_lower = ARGV[4] == '1' and fair_wait > SILENT_AFTER
 if all_ours and may_lower then
     local silent, bases = redis.call('zrange', timeouts, '(' .. string.format('%.0f', now()),
-        string.format('%.0f', now() + fair_wait - SILENT), 'byscore', 'limit', 0, 1000), {}
+        string.format('%.0f', now() + fair_wait - SILENT_AFTER), 'byscore', 'limit', 0, 1000), {}
     for _, id in ipairs(silent) do
         if alive[id] then
             bases = {}
@@ -123,13 +123,13 @@ if left == -2 then
     if granted then
         left = PROVISIONAL
     elseif head and not alive[head] then
-        tell(head)
+        send_ask(head)
     end
 end
 
 local first, first_score
 local reply = {-1, left == -2 and head and alive[head] and head or ''}
-if all_ours and set_all(scores_of_mine, 'xx', 'ch') == #ARGV - 4 then
+if all_ours and set_all(own_scores, 'xx', 'ch') == #ARGV - 4 then
     first = redis.call('lrange', queue, 0, 0)[1]
     first_score = first and tonumber(redis.call('zscore', timeouts, first) or nil)
     -- The score may still include time for Redisson waiters that have left.
@@ -138,34 +138,35 @@ if all_ours and set_all(scores_of_mine, 'xx', 'ch') == #ARGV - 4 then
         redis.call('zadd', timeouts, first_score, first)
     end
 else
-    local line = redis.call('lrange', queue, 0, -1)
-    local in_line, scores = {}, {}
-    for _, id in ipairs(line) do
-        in_line[id] = true
+    local entries = redis.call('lrange', queue, 0, -1)
+    local in_queue, scores = {}, {}
+    for _, id in ipairs(entries) do
+        in_queue[id] = true
     end
     local all = redis.call('zrange', timeouts, 0, -1, 'withscores')
     for i = 1, #all, 2 do
         scores[all[i]] = tonumber(all[i + 1])
         -- A waiter that is in the set and not in the list can never get the lock.
-        if not in_line[all[i]] then
+        if not in_queue[all[i]] then
             redis.call('zrem', timeouts, all[i])
         end
     end
     if may_lower then
-        local before = 0
-        for _, id in ipairs(line) do
+        local redissons_ahead = 0
+        for _, id in ipairs(entries) do
             if not is_ours(id) then
-                before = before + 1
+                redissons_ahead = redissons_ahead + 1
             elseif alive[id] and scores[id] then
-                may_lower = scores[id] - now() - redisson_wait * before >= fair_wait - SILENT
+                may_lower = scores[id] - now() - redisson_wait * redissons_ahead
+                    >= fair_wait - SILENT_AFTER
                 break
             end
         end
     end
 
-    local moved = {}
+    local changed_scores = {}
     local redissons, shift = 0, 0
-    for i, id in ipairs(line) do
+    for i, id in ipairs(entries) do
         local score = scores[id]
         local new = score
         if not is_ours(id) then
@@ -175,7 +176,9 @@ else
             local base = now() + redisson_wait * redissons
             if alive[id] then
                 new = base + fair_wait
-            elseif score and may_lower and redissons == 0 and score < base + fair_wait - SILENT then
+            elseif score and may_lower and redissons == 0
+                and score < base + fair_wait - SILENT_AFTER
+            then
                 new = base
             elseif score then
                 new = math.min(math.max(score, base), base + fair_wait)
@@ -183,16 +186,16 @@ else
             shift = score and new - score or 0
         end
         if new ~= score then
-            moved[#moved + 1] = string.format('%.0f', new)
-            moved[#moved + 1] = id
+            changed_scores[#changed_scores + 1] = string.format('%.0f', new)
+            changed_scores[#changed_scores + 1] = id
         end
         scores[id] = new
     end
-    set_all(moved)
-    first = line[1]
+    set_all(changed_scores)
+    first = entries[1]
     first_score = first and scores[first]
     for i = 5, #ARGV do
-        if not in_line[ARGV[i]] and not (granted and ARGV[i] == head) then
+        if not in_queue[ARGV[i]] and not (granted and ARGV[i] == head) then
             reply[#reply + 1] = ARGV[i]
         end
     end

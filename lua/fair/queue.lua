@@ -32,14 +32,14 @@ local function number(id)
 end
 
 -- Ends the script with a refusal if the user may not run this command.
-local function permit(...)
+local function require_right(...)
     if not redis.acl_check_cmd(...) then
         error({err = 'NOPERM the user may not run ' .. string.upper((...)) .. ' here'})
     end
 end
 
 -- Sends a waiter a message that tells it to send its request again.
-local function tell(id)
+local function send_ask(id)
     if is_ours(id) then
         redis.call('publish', own_channel(id), 'ask ' .. number(id) .. ' ' .. lock)
     else
@@ -56,12 +56,12 @@ end
 -- Takes the free lock. If the server refuses the lease (as too long), the function undoes the HSET:
 -- a lock must not stay without a time to live.
 local function take(owner, lease)
-    permit('pexpire', lock, '')
+    require_right('pexpire', lock, '')
     redis.call('hset', lock, owner, 1)
-    local ends = redis.pcall('pexpire', lock, lease)
-    if refused(ends) then
+    local reply = redis.pcall('pexpire', lock, lease)
+    if refused(reply) then
         redis.call('hdel', lock, owner)
-        error(ends)
+        error(reply)
     end
 end
 
@@ -75,23 +75,23 @@ end
 
 -- Fails if the user may not run the commands of `hand_on`. A script that grants the lock to waiters
 -- calls this before its first change.
-local function may_hand_on()
+local function require_hand_on_rights()
     now()
-    permit('zscore', timeouts, '')
-    permit('zrem', timeouts, '')
-    permit('ltrim', queue, '', '')
-    permit('hset', lock, '', '')
-    permit('pubsub', 'numsub', '')
-    permit('publish', own_channel(''), '')
+    require_right('zscore', timeouts, '')
+    require_right('zrem', timeouts, '')
+    require_right('ltrim', queue, '', '')
+    require_right('hset', lock, '', '')
+    require_right('pubsub', 'numsub', '')
+    require_right('publish', own_channel(''), '')
 end
 
 -- Returns the first entries of the queue, for `hand_on`.
-local function front()
-    local line = redis.call('lrange', queue, 0, FOLLOWERS)
-    if line[1] then
-        may_hand_on()
+local function first_entries()
+    local entries = redis.call('lrange', queue, 0, FOLLOWERS)
+    if entries[1] then
+        require_hand_on_rights()
     end
-    return line
+    return entries
 end
 
 local function remove_head(head)
@@ -113,38 +113,38 @@ local function remove(id)
 end
 
 -- Returns the numbers of the waiters directly behind `id` that belong to the same client, or '-'.
--- These waiters may get the hold from `id` without a message from the server. In `line`, the
+-- These waiters may get the hold from `id` without a message from the server. In `entries`, the
 -- waiters behind `id` begin at the index `first`.
-local function followers(id, line, first)
+local function followers(id, entries, first)
     local numbers = {}
-    for i = first, math.min(#line, first + FOLLOWERS - 1) do
-        if client(line[i]) ~= client(id) then
+    for i = first, math.min(#entries, first + FOLLOWERS - 1) do
+        if client(entries[i]) ~= client(id) then
             break
         end
-        numbers[#numbers + 1] = number(line[i])
+        numbers[#numbers + 1] = number(entries[i])
     end
     return numbers[1] and table.concat(numbers, ',') or '-'
 end
 
 -- Finds the next owner of the free lock, and drops dead waiters. A redlatch waiter counts as dead
--- if its process does not listen, unless acquire.lua has marked the waiter's score. (A marked
+-- if its process does not listen, unless acquire.lua has flagged the waiter's score. (A flagged
 -- waiter asks as soon as its process listens, and the reply then says that it is the owner.) A live
--- redlatch waiter becomes the owner and gets a message. `asks`: the waiters that send this request
--- and will read the reply. `alive`: waiters that live, whether they listen or not. `line`: the
--- result of `front`. Returns the first waiter, whether this waiter holds the lock now, and whether
--- a waiter was dropped. If the first waiter does not hold the lock, it keeps its entry: it is in
--- `asks` or `alive`, or is Redisson's. (The number that PUBLISH returns includes pattern
--- subscriptions of other clients, so it does not show whether a process is alive.)
-local function hand_on(asks, alive, line)
+-- redlatch waiter becomes the owner and gets a message. `askers`: the waiters that send this
+-- request and will read the reply. `alive`: waiters that live, whether they listen or not.
+-- `entries`: the result of `first_entries`. Returns the first waiter, whether this waiter holds the
+-- lock now, and whether a waiter was dropped. If the first waiter does not hold the lock, it keeps
+-- its entry: it is in `askers` or `alive`, or is Redisson's. (The number that PUBLISH returns
+-- includes pattern subscriptions of other clients, so it does not show whether a process is alive.)
+local function hand_on(askers, alive, entries)
     local dropped = false
-    line = line or front()
+    entries = entries or first_entries()
     while true do
-        local head = line[1]
+        local head = entries[1]
         if not head then
             return nil, false, dropped
         end
         local score = redis.call('zscore', timeouts, head)
-        if asks and asks[head] then
+        if askers and askers[head] then
             return head, false, dropped
         end
         local is_alive = score and tonumber(score) > now()
@@ -160,20 +160,20 @@ local function hand_on(asks, alive, line)
             make_holder(head, PROVISIONAL)
             -- The lock's name is appended, because string.format would cut the name at a zero byte.
             redis.call('publish', own_channel(head), string.format('grant %s %.0f %d %s %s ',
-                number(head), now(), PROVISIONAL, followers(head, line, 2), database) .. lock)
+                number(head), now(), PROVISIONAL, followers(head, entries, 2), database) .. lock)
             return head, true, dropped
         end
         remove_head(head)
-        line, dropped = redis.call('lrange', queue, 0, FOLLOWERS), true
+        entries, dropped = redis.call('lrange', queue, 0, FOLLOWERS), true
     end
 end
 
 -- Hands on a lock that has become free. Returns 1: the lock has a new owner; 0: there is no waiter,
 -- or the first waiter got a message; 5: the server refused that message. If `hand_on` fails, the
 -- lock stays free.
-local function move_on(line)
-    local done, head, granted = pcall(hand_on, nil, nil, line)
-    local told = not done or not head or granted or pcall(tell, head)
-    return done and granted and 1 or told and 0 or 5
+local function try_hand_on(entries)
+    local succeeded, head, granted = pcall(hand_on, nil, nil, entries)
+    local message_sent = not succeeded or not head or granted or pcall(send_ask, head)
+    return succeeded and granted and 1 or message_sent and 0 or 5
 end
 

@@ -9,7 +9,7 @@
 -- One HDEL checks the owner and deletes the lock. A server that is out of memory allows it. Before
 -- the HDEL, the script checks that the user may run the later commands. The owner names one
 -- acquisition, so a request that is sent again gets nil.
-local owner, line = ARGV[4], front()
+local owner, entries = ARGV[4], first_entries()
 
 -- WRONGTYPE: the key holds data of another type, so this owner does not have the lock.
 local deleted = redis.pcall('hdel', lock, owner)
@@ -18,13 +18,13 @@ if type(deleted) == 'table' and not string.find(deleted.err, 'WRONGTYPE') then
 end
 local released = deleted == 1
 if ARGV[5] then
-    line = nil
+    entries = nil
     pcall(function()
-        local passed = #ARGV - 4
-        local front = redis.call('lrange', queue, 0, passed - 1)
-        if table.concat(front, ' ') == table.concat(ARGV, ' ', 5) then
+        local passed_count = #ARGV - 4
+        local head_entries = redis.call('lrange', queue, 0, passed_count - 1)
+        if table.concat(head_entries, ' ') == table.concat(ARGV, ' ', 5) then
             redis.call('zrem', timeouts, unpack(ARGV, 5))
-            redis.call('ltrim', queue, passed, -1)
+            redis.call('ltrim', queue, passed_count, -1)
         else
             for i = 5, #ARGV do
                 remove(ARGV[i])
@@ -35,5 +35,5 @@ end
 if not released and redis.pcall('exists', lock) ~= 0 then
     return nil
 end
-local moved = move_on(line)
-return released and moved or nil
+local handed_on = try_hand_on(entries)
+return released and handed_on or nil

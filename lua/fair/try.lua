@@ -5,9 +5,9 @@
 -- reply: 1 = taken (or held by this owner already), 0 = not taken
 local lease, owner = ARGV[4], ARGV[5]
 
-local held_by, left, foreign = holder()
-if foreign then
-    return foreign
+local held_by, left, type_error = holder()
+if type_error then
+    return type_error
 elseif held_by == owner then
     raise(left, lease)
     return 1
@@ -18,7 +18,7 @@ end
 local head, granted, dropped = hand_on()
 if head then
     if dropped and not granted then
-        tell(head)
+        send_ask(head)
     end
     return 0
 end

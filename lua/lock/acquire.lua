@@ -5,15 +5,15 @@
 -- KEYS see holder.lua
 -- ARGV 1 lease in ms, 2 owner, 3 number of the database, if it is not 0 or if 4 follows; in every
 --      request after the first: 4 the server's time in ms at which the owner began to wait, from an
---      earlier reply, 5 if this request may remove silent entries (`pass_silent`): the server's
+--      earlier reply, 5 if this request may remove silent entries (`remove_silent`): the server's
 --      present time in ms, as the client estimates it
 -- reply: n >= 0: taken, and n processes wait; n < 0: this owner already had it, and -1 - n
 --        processes wait; if the lock has tokens, {n, the last token of this hold}
---        {now, left, place, whose, fresh} = refused; now: the server's time in ms; left: ms after
---        which another request may succeed (2000 if an owner behind others asks for the first
---        time); place: the number of entries ahead; whose: 0 = a redlatch client holds the lock,
---        1 = a Redisson client holds it, 2 = it is free, and a window is open; fresh: 1 = the
---        entry is new
+--        {now, left, place, holder_kind, is_new} = refused; now: the server's time in ms; left: ms
+--        after which another request may succeed (2000 if an owner behind others asks for the first
+--        time); place: the number of entries ahead; holder_kind: 0 = a redlatch client holds the
+--        lock, 1 = a Redisson client holds it, 2 = it is free, and a window is open; is_new: 1 =
+--        the entry is new
 --        WRONGTYPE = the key holds no lock
 --
 -- A waiter sends this script in every request: in its first request, in a request that is sent
@@ -22,52 +22,52 @@
 -- extended after the first copy, the second copy does not shorten the lease.
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
-local came, sent = tonumber(ARGV[4] or ''), tonumber(ARGV[5] or '')
-local who, left, foreign = holder()
-if foreign then
-    return foreign
-elseif not who and redis.call('exists', queue, window) == 0 then
-    return hold(owner, lease) or taken(0)
-elseif who == owner then
+local waiting_since, sent_at = tonumber(ARGV[4] or ''), tonumber(ARGV[5] or '')
+local held_by, left, type_error = holder()
+if type_error then
+    return type_error
+elseif not held_by and redis.call('exists', queue, window) == 0 then
+    return make_holder(owner, lease) or granted_reply(0)
+elseif held_by == owner then
     -- The script writes even if the write changes nothing. A client that waits for replicas waits
     -- for the writes of this connection, and the hold may have been written over another
     -- connection.
     redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
-    return take_tokens() or taken(-1 - length())
+    return take_tokens() or granted_reply(-1 - length())
 end
 
 -- TIME comes before the entry is made: if the server refuses TIME, no entry must stay in the queue.
 now()
-local trouble = not who and length() and (stuck() or denied('lindex', queue, '')
+local refusal = not held_by and length() and (denied_grant() or denied('lindex', queue, '')
     or denied('lrem', queue, '', ''))
-if trouble then
-    return trouble
+if refusal then
+    return refusal
 end
-local place, fresh, is_first = stand(owner, came)
-local whose = who and not is_ours(who) and 1 or 0
-if not who then
-    left, whose = window_left(), 2
+local place, is_new, is_first = enqueue(owner, waiting_since)
+local holder_kind = held_by and not is_ours(held_by) and 1 or 0
+if not held_by then
+    left, holder_kind = window_left(), 2
     if not left then
-        pass_silent(owner, sent)
-        local granted, trouble = grant_head(now(), 1, owner, lease)
+        remove_silent(owner, sent_at)
+        local granted, refusal = grant_head(now(), 1, owner, lease)
         if granted == owner then
-            return trouble or taken(length())
-        elseif trouble then
+            return refusal or granted_reply(length())
+        elseif refusal then
             -- There is no holder whose release would grant the lock to the asker.
             redis.call('lrem', queue, 1, owner)
-            return trouble
+            return refusal
         end
-        left, whose = PROVISIONAL, 0
+        left, holder_kind = PROVISIONAL, 0
         place = redis.call('lpos', queue, owner)
     end
-elseif whose == 1 and place > 1 and fresh == 0 then
+elseif holder_kind == 1 and place > 1 and is_new == 0 then
     -- When the Redisson client releases the lock, it sends a message on the public channel. Only
     -- the first two processes in the queue listen to that channel. These two processes may have
     -- died, or may not know that they are first. This owner asks a second time, so the Redisson
     -- client has held the lock for a while.
     announce(0, owner)
 end
-if who and is_first then
-    say_wanted(who, database, lock)
+if held_by and is_first then
+    send_wanted(held_by, database, lock)
 end
-return {now(), left, place, whose, fresh}
+return {now(), left, place, holder_kind, is_new}

@@ -12,16 +12,16 @@
 -- The copy does not take the lock again, because the script never takes a free lock.
 local lease, owner, ticket = ARGV[1], ARGV[2], ARGV[3]
 database = ARGV[4]
-local who, left, foreign = holder()
-if foreign then
-    return foreign
-elseif who == owner then
+local held_by, left, type_error = holder()
+if type_error then
+    return type_error
+elseif held_by == owner then
     -- The script writes in any case, for clients that wait for replicas: see acquire.lua.
     redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
-    return take_tokens() or taken(-1 - length())
-elseif who ~= ticket then
+    return take_tokens() or granted_reply(-1 - length())
+elseif held_by ~= ticket then
     ensure_master()
     return nil
 end
 local places = length()
-return take_tokens() or succeed(ticket, left, owner, lease) or taken(places)
+return take_tokens() or replace_holder(ticket, left, owner, lease) or granted_reply(places)

@@ -14,11 +14,11 @@ end
 -- time to live if the server refuses to read a timeout, or if another owner writes: only the lock's
 -- time to live shows a writer's lease. Returns the new time to live, or nil if the lock keeps its
 -- time to live.
-local MOST = 1000
+local MAX_LEVELS = 1000
 local function cut(key, owner, to)
     local fields = redis.pcall('hlen', key)
-    local last = fields == 1 and to or 0
-    if last == 0 then
+    local longest = fields == 1 and to or 0
+    if longest == 0 then
         fields = redis.pcall('hgetall', key)
         if refused(fields) then
             return
@@ -29,21 +29,21 @@ local function cut(key, owner, to)
                 if field ~= owner then
                     return
                 end
-                last = math.max(last, to)
+                longest = math.max(longest, to)
             elseif field ~= 'mode' then
-                for n = math.min(tonumber(fields[i + 1]) or 0, MOST), 1, -1 do
+                for n = math.min(tonumber(fields[i + 1]) or 0, MAX_LEVELS), 1, -1 do
                     local left = redis.pcall('pttl', timeout_of(key, field, n))
                     if refused(left) then
                         return
                     end
-                    last = math.max(last, left)
+                    longest = math.max(longest, left)
                 end
             end
         end
     end
     local left = redis.pcall('pttl', key)
-    if last > 0 and type(left) == 'number' and left > last then
-        redis.pcall('pexpire', key, last)
-        return last
+    if longest > 0 and type(left) == 'number' and left > longest then
+        redis.pcall('pexpire', key, longest)
+        return longest
     end
 end

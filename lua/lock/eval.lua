@@ -10,14 +10,14 @@
 -- Any other error reply comes from the server itself, and means that the user's script has not run.
 -- So if the error redirects the command to another server, the client may send the command there.
 local keys, args = KEYS, ARGV
-local at, last = #keys, #args
-local held = redis.pcall('hexists', keys[at], args[last])
-keys[at], args[last] = nil, nil
+local lock_index, owner_index = #keys, #args
+local held = redis.pcall('hexists', keys[lock_index], args[owner_index])
+keys[lock_index], args[owner_index] = nil, nil
 if held ~= 1 then
     return type(held) == 'table' and held or {err = 'NOTHELD'}
 end
-local ran, reply = pcall(script)
-if ran and (type(reply) ~= 'table' or not rawget(reply, 'err')) then
+local succeeded, reply = pcall(script)
+if succeeded and (type(reply) ~= 'table' or not rawget(reply, 'err')) then
     return reply
 end
 local text = type(reply) == 'table' and rawget(reply, 'err') or reply

@@ -4,12 +4,12 @@
 -- ARGV 1 the lock's public channel, 2 number of the database, if it is not 0
 -- reply: 1 = there was a hold; 0 = there was none; WRONGTYPE = the key holds no lock
 public, database = ARGV[1], ARGV[2] or 0
-local who, _, foreign = holder()
-if foreign then
-    return foreign
-elseif not who then
-    look()
+local held_by, _, type_error = holder()
+if type_error then
+    return type_error
+elseif not held_by then
+    grant_next()
     return 0
 end
-return length() > 0 and stuck() or not now()
+return length() > 0 and denied_grant() or not now()
     or redis.call('del', lock) and hand_on(0, 0, '0', grant_head) and 1

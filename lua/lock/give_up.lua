@@ -4,8 +4,9 @@
 -- ARGV and reply see release.lua
 --
 -- A client also sends this for an owner that was granted a lock and does not want it. Only the head
--- of the queue knows of an open window, so if the head leaves, `look` sends a message to the next
--- process. If a waiting writer leaves, `look` grants the lock to the readers behind the writer.
+-- of the queue knows of an open window, so if the head leaves, `grant_next` sends a message to the
+-- next process. If a waiting writer leaves, `grant_next` grants the lock to the readers behind the
+-- writer.
 public, database = ARGV[2], ARGV[5] or 0
 redis.call('lrem', queue, 1, ARGV[1])
 return release(ARGV[1], tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 0))

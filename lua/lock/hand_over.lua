@@ -1,6 +1,7 @@
 -- Prepended to ../hand_off.lua in release.lua: frees a lock that has no waiters, or grants a lock
--- without tokens to the first owner in the queue that listens. (If the chain is older than AGE of
--- ../hand_off.lua, and a Redisson client listens, the rest of the script releases the lock.)
+-- without tokens to the first owner in the queue that listens. (If the chain is older than
+-- MIN_CHAIN_AGE of ../hand_off.lua, and a Redisson client listens, the rest of the script releases
+-- the lock.)
 --
 -- The rest of the script would do the same, but creating its functions takes longer, as in
 -- free.lua. (The grant message consists of strings as far as possible, because Lua takes as long to
@@ -11,33 +12,34 @@
 -- did not receive the message would block the other waiters. If the server refuses another command,
 -- the lock is free, and the waiters find it free when they ask.
 local redis, KEYS, ARGV = redis, KEYS, ARGV
--- since: when the chain began (ARGV 3 of release.lua), or 0 if it begins now; own: the beginning of
+-- start_or_age: ARGV 3 of release.lua, or 0 if the chain begins now; own_prefix: the beginning of
 -- an own channel's name.
-local since = ARGV[3] and tonumber(ARGV[3]) or 0
-local own = 'redisson_lock__channel:{redlatch:'
+local start_or_age = ARGV[3] and tonumber(ARGV[3]) or 0
+local own_prefix = 'redisson_lock__channel:{redlatch:'
 local length = redis.call('llen', KEYS[2])
 -- The reply (see release.lua), or false if the rest of the script must release the lock.
 local reply = (length == 0 or not KEYS[4]) and 0
-local clock = reply and (length > 0 or since > 0) and redis.call('time')
+local clock = reply and (length > 0 or start_or_age > 0) and redis.call('time')
 -- The server's time in ms.
 local now = clock and clock[1] .. string.sub('00000' .. clock[2], -6, -4)
-if reply and (since <= -10 or since > 0 and math.abs(now - since) >= 10) then
-    local heard = redis.pcall('pubsub', 'numsub', ARGV[2], ARGV[2] .. ':redlatch')
-    since, reply = 0, not heard.err and heard[2] == heard[4] and 3
+if reply and (start_or_age <= -10 or start_or_age > 0 and math.abs(now - start_or_age) >= 10) then
+    local subscribers = redis.pcall('pubsub', 'numsub', ARGV[2], ARGV[2] .. ':redlatch')
+    start_or_age, reply = 0, not subscribers.err and subscribers[2] == subscribers[4] and 3
 end
-if reply and (length == 0 or redis.acl_check_cmd('publish', own .. '}', ''))
+if reply and (length == 0 or redis.acl_check_cmd('publish', own_prefix .. '}', ''))
     and redis.pcall('hdel', KEYS[1], ARGV[1]) == 1 then
     for places = length - 1, 0, -1 do
         local head = redis.pcall('lpop', KEYS[2])
-        local channel = type(head) == 'string' and own .. string.sub(head, 1, 36) .. '}'
-        local heard = channel and redis.pcall('pubsub', 'numsub', channel)[2]
-        if heard ~= 0 then
-            if not heard or redis.pcall('hset', KEYS[1], head, '1') ~= 1 then
+        local channel = type(head) == 'string' and own_prefix .. string.sub(head, 1, 36) .. '}'
+        local subscribers = channel and redis.pcall('pubsub', 'numsub', channel)[2]
+        if subscribers ~= 0 then
+            if not subscribers or redis.pcall('hset', KEYS[1], head, '1') ~= 1 then
                 break
             elseif redis.pcall('pexpire', KEYS[1], '2000') == 1 then
                 redis.call('publish', channel, 'grant ' .. string.sub(head, 38) .. ' ' .. now
-                    .. ' 2000 lock,' .. places .. ',' .. (since > 0 and ARGV[3] or now) .. ','
-                    .. (since > 0 and ARGV[4] + 1 or '1') .. ' ' .. (ARGV[5] or '0') .. ' '
+                    .. ' 2000 lock,' .. places .. ','
+                    .. (start_or_age > 0 and ARGV[3] or now) .. ','
+                    .. (start_or_age > 0 and ARGV[4] + 1 or '1') .. ' ' .. (ARGV[5] or '0') .. ' '
                     .. KEYS[1])
                 return 1
             end

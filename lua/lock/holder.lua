@@ -19,9 +19,9 @@ local token
 -- use are never given to another hold.
 local function take_tokens()
     token = tokens and redis.pcall('incrby', tokens, TOKENS) or nil
-    local trouble = refused(token)
-    local is_no_number = trouble and (string.find(trouble.err, 'WRONGTYPE')
-        or string.find(trouble.err, 'integer') or string.find(trouble.err, 'overflow'))
+    local refusal = refused(token)
+    local is_no_number = refusal and (string.find(refusal.err, 'WRONGTYPE')
+        or string.find(refusal.err, 'integer') or string.find(refusal.err, 'overflow'))
     if type(token) == 'number' and token < TOKENS then
         -- The old value was negative. Undo the INCRBY, so that the next request does not accept the
         -- new value.
@@ -31,12 +31,12 @@ local function take_tokens()
     if is_no_number or type(token) == 'number' and token >= 2^53 then
         return redis.error_reply('TOKENS no number from 0 to 2^53 is there to count on from')
     end
-    return trouble
+    return refusal
 end
 
 -- Returns the reply to an owner that has the lock now. `places`: the number of waiting entries, or
 -- -1 minus that number if this owner already had the lock.
-local function taken(places)
+local function granted_reply(places)
     return token and {places, token} or places
 end
 
@@ -45,48 +45,48 @@ end
 -- must be the script's first write, so that a server that is out of memory refuses it. Once a
 -- script has written, the server refuses none of its commands for lack of memory. Therefore PEXPIRE
 -- cannot come before HSET.)
-local function hold(owner, lease)
-    local trouble = take_tokens() or refused(redis.pcall('hset', lock, owner, 1))
+local function make_holder(owner, lease)
+    local refusal = take_tokens() or refused(redis.pcall('hset', lock, owner, 1))
         or refused(redis.pcall('pexpire', lock, lease))
-    if trouble then
+    if refusal then
         redis.pcall('hdel', lock, owner)
     end
-    return trouble
+    return refusal
 end
 
 -- Grants the free lock to the first process in the queue that listens. Returns the new owner, and
 -- the server's refusal if there was one. The process of `asker` reads the reply, so `asker` gets no
 -- message and the full `lease`. The message to any other owner contains the chain (see `hand_on`),
--- and the token if the lock has tokens. (The caller has called `stuck`.)
-local function grant_head(start, count, asker, lease)
+-- and the token if the lock has tokens. (The caller has called `denied_grant`.)
+local function grant_head(chain_start, chain_count, asker, lease)
     local head = redis.call('lpop', queue)
     while head and head ~= asker do
         local channel = channel_of(head)
         if channel then
-            local trouble = hold(head, PROVISIONAL)
-            if trouble then
-                return nil, trouble
+            local refusal = make_holder(head, PROVISIONAL)
+            if refusal then
+                return nil, refusal
             end
-            tell(channel, head, 'grant',
-                string.format('%.0f %d lock,%d,%.0f,%.0f', now(), PROVISIONAL, length(), start, count)
-                    .. (token and string.format(',%.0f', token) or ''))
+            send_message(channel, head, 'grant',
+                string.format('%.0f %d lock,%d,%.0f,%.0f', now(), PROVISIONAL, length(),
+                    chain_start, chain_count) .. (token and string.format(',%.0f', token) or ''))
             return head
         end
         head = redis.call('lpop', queue)
     end
-    return head, head and hold(head, lease)
+    return head, head and make_holder(head, lease)
 end
 
 -- If the lock is free, grants it to the first waiter. If a window is open, tells the first waiter
 -- when the window ends instead.
-local function look()
+local function grant_next()
     if redis.call('exists', lock) == 1 then
         return
     end
     local left = window_left()
     if left then
         announce(left)
-    elseif length() > 0 and not stuck() then
+    elseif length() > 0 and not denied_grant() then
         grant_head(now(), 1)
     end
 end
@@ -94,16 +94,16 @@ end
 -- Ends the hold of `owner`. Returns false if the owner has none, otherwise the result of `hand_on`.
 -- (If the lock has no waiters, hand_over.lua has already released it.) DEL is the first write,
 -- because a server that is out of memory allows it.
-local function release(owner, since, count)
+local function release(owner, start_or_age, chain_count)
     local held = redis.pcall('hexists', lock, owner)
     -- WRONGTYPE: the key holds data of another type, so this owner does not have the lock.
     if refused(held) and not string.find(held.err, 'WRONGTYPE') then
         return held
     elseif held ~= 1 then
         ensure_master()
-        look()
+        grant_next()
         return false
     end
-    return length() > 0 and stuck() or not now()
-        or redis.call('del', lock) and hand_on(since, count, '0', grant_head)
+    return length() > 0 and denied_grant() or not now()
+        or redis.call('del', lock) and hand_on(start_or_age, chain_count, '0', grant_head)
 end

@@ -10,7 +10,7 @@
 -- The script only shortens the lease, so the request may be sent again. The script sends the first
 -- waiter a message to ask at the new end of the lease.
 database = ARGV[3] or 0
-local owner, rest = ARGV[1], tonumber(ARGV[2])
+local owner, keep_for = ARGV[1], tonumber(ARGV[2])
 local held = redis.pcall('hexists', lock, owner)
 if refused(held) and not string.find(held.err, 'WRONGTYPE') then
     return held
@@ -21,13 +21,13 @@ if held ~= 1 then
     return false
 end
 local size, timeout = redis.call('hlen', lock), timeout_of(lock, owner, 1)
-if size > 1 and redis.call('pttl', timeout) > rest then
-    redis.call('pexpire', timeout, rest)
+if size > 1 and redis.call('pttl', timeout) > keep_for then
+    redis.call('pexpire', timeout, keep_for)
 end
 -- If there are more readers than this, the script does not read their timeouts, which would take
 -- too long. The next reader that leaves then shortens the lock's time to live.
 local MANY = 64
-local left = size <= MANY and cut(lock, owner, rest)
+local left = size <= MANY and cut(lock, owner, keep_for)
 if left then
     pcall(announce, left)
 end

@@ -7,16 +7,16 @@
 -- A new master may lack the last commands that the old master received. So the new master may have
 -- holds and queue entries of owners that no thread uses any longer. The script changes nothing. If
 -- the user may not read a queue, the queue counts as empty. Each command runs in a pcall, as in
--- renew.lua. A hash with more than MOST fields counts as another program's data, even if it is a
--- lock with many readers.
-local MOST = 1000
+-- renew.lua. A hash with more than MAX_OWNERS fields counts as another program's data, even if it
+-- is a lock with many readers.
+local MAX_OWNERS = 1000
 
 -- Adds the client's owners in one queue of this lock to `reply`.
-local function places(reply, lock, prefix)
+local function add_queued_owners(reply, lock, prefix)
     local queue = string.find(lock, '{', 1, true) and prefix .. '_tagged:' .. lock
         or prefix .. ':{' .. lock .. '}'
     local length = redis.pcall('llen', queue)
-    for i = 0, type(length) == 'number' and math.min(length, MOST) - 1 or -1 do
+    for i = 0, type(length) == 'number' and math.min(length, MAX_OWNERS) - 1 or -1 do
         local owner = redis.pcall('lindex', queue, i)
         if type(owner) == 'string' and string.sub(owner, 1, 37) == ARGV[1] .. ':' then
             table.insert(reply, owner)
@@ -27,14 +27,15 @@ end
 local replies = {}
 for i, lock in ipairs(KEYS) do
     local fields = redis.pcall('hlen', lock)
-    local owners = type(fields) == 'number' and fields <= MOST and redis.pcall('hkeys', lock) or {}
+    local owners = type(fields) == 'number' and fields <= MAX_OWNERS
+        and redis.pcall('hkeys', lock) or {}
     replies[i] = {}
     for _, owner in ipairs(owners) do
         if string.sub(owner, 1, 37) == ARGV[1] .. ':' then
             table.insert(replies[i], owner)
         end
     end
-    places(replies[i], lock, 'redlatch_queue')
-    places(replies[i], lock, 'redlatch_rwlock_queue')
+    add_queued_owners(replies[i], lock, 'redlatch_queue')
+    add_queued_owners(replies[i], lock, 'redlatch_rwlock_queue')
 end
 return replies

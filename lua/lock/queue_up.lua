@@ -12,23 +12,23 @@
 -- may be refused, so the script first checks that the user may run the later commands. The script
 -- removes the new entry if the owner already had an entry, or if the lock has no time to live. In a
 -- poll, a refused command does no harm: a poll adds no entry.
-local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
+local redis, KEYS, ARGV, is_allowed = redis, KEYS, ARGV, redis.acl_check_cmd
 local holders = redis.pcall('hrandfield', KEYS[1], '2')
-local who = holders and holders[1]
-local is_held = who and not holders[2] and who ~= ARGV[2]
-    and string.sub(who, 15, 15) == '8' and string.find(who, '^:%d+$', 37)
+local held_by = holders and holders[1]
+local is_held = held_by and not holders[2] and held_by ~= ARGV[2]
+    and string.sub(held_by, 15, 15) == '8' and string.find(held_by, '^:%d+$', 37)
 if is_held and ARGV[4] then
     local clock, left = redis.call('time'), redis.call('pttl', KEYS[1])
-    local place = left >= 0 and string.find(who, '^[%x-]+:')
+    local place = left >= 0 and string.find(held_by, '^[%x-]+:')
         and redis.call('lpos', KEYS[2], ARGV[2])
     if place then
         redis.call('pexpire', KEYS[2], '60000')
-        local asked = string.gsub(KEYS[2], 'queue', 'asked', 1)
-        redis.call('set', asked .. ':' .. ARGV[2], ARGV[4], 'px', '2000')
+        local asked_prefix = string.gsub(KEYS[2], 'queue', 'asked', 1)
+        redis.call('set', asked_prefix .. ':' .. ARGV[2], ARGV[4], 'px', '2000')
         return {clock[1] * 1000 + math.floor(clock[2] / 1000), left, place, 0, 0}
     end
-elseif is_held and may('pttl', KEYS[1]) and may('lpos', KEYS[2], '')
-    and may('pexpire', KEYS[2], '') and may('lrem', KEYS[2], '', '') then
+elseif is_held and is_allowed('pttl', KEYS[1]) and is_allowed('lpos', KEYS[2], '')
+    and is_allowed('pexpire', KEYS[2], '') and is_allowed('lrem', KEYS[2], '', '') then
     local clock, length = redis.call('time'), redis.pcall('rpush', KEYS[2], ARGV[2])
     -- (A server that is out of memory refuses RPUSH. The rest of the script can add the entry even
     -- then.)
@@ -37,11 +37,12 @@ elseif is_held and may('pttl', KEYS[1]) and may('lpos', KEYS[2], '')
         local left = place == 0 and redis.call('pttl', KEYS[1]) or 2000
         if left >= 0 and (place == 0 or redis.call('lpos', KEYS[2], ARGV[2]) == place) then
             redis.call('pexpire', KEYS[2], '60000')
-            -- This does the same as `say_wanted` in ../prelude.lua.
-            local number = place == 0 and string.match(who, '[13579]$') and string.sub(who, 38)
+            -- This does the same as `send_wanted` in ../prelude.lua.
+            local number = place == 0 and string.match(held_by, '[13579]$')
+                and string.sub(held_by, 38)
             if number and tonumber(number) >= 2^50 then
                 redis.pcall('publish',
-                    'redisson_lock__channel:{redlatch:' .. string.sub(who, 1, 36) .. '}',
+                    'redisson_lock__channel:{redlatch:' .. string.sub(held_by, 1, 36) .. '}',
                     'want ' .. number .. ' ' .. (ARGV[3] or 0) .. ' ' .. KEYS[1])
             end
             return {clock[1] * 1000 + math.floor(clock[2] / 1000), left, place, 0, 1}

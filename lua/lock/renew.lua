@@ -25,7 +25,7 @@
 -- connection, and the longer lease may have been written over another connection. Each command runs
 -- in a pcall, so a key of another type does not stop the renewal of the other locks.
 local lease, longest = tonumber(ARGV[1]), math.abs(tonumber(ARGV[2]))
-local cuts = tonumber(ARGV[2]) < 0
+local may_cut = tonumber(ARGV[2]) < 0
 
 -- Raises the time to live of a key to the lease. The second result: whether the time to live was
 -- longer than any thread asked for.
@@ -34,66 +34,68 @@ local function raise(key)
     if type(left) ~= 'number' then
         return left
     end
-    local is_long = longest > 0 and left > longest
-    return redis.pcall('pexpire', key, math.max(left, lease)), is_long
+    local is_too_long = longest > 0 and left > longest
+    return redis.pcall('pexpire', key, math.max(left, lease)), is_too_long
 end
 
 -- Raises a reader's timeout, or creates it again if it has expired. The lock still has the reader's
 -- field, so no writer has had the lock since the timeout expired.
 local function raise_timeout(key, owner)
     local timeout = timeout_of(key, owner, 1)
-    local reply, is_long = raise(timeout)
+    local reply, is_too_long = raise(timeout)
     if reply == 0 then
         reply = redis.pcall('set', timeout, 1, 'px', ARGV[1])
-    elseif is_long and cuts then
+    elseif is_too_long and may_cut then
         redis.pcall('pexpire', timeout, longest)
     end
-    return reply, is_long
+    return reply, is_too_long
 end
 
 -- Returns whether another owner waits for the lock: a redlatch process or a fair lock's thread in a
 -- queue, or a Redisson client, which listens to the public channel. A queue or a channel that the
 -- script may not read counts as empty.
-local function is_wanted(key, shares)
+local function is_wanted(key, is_read_write)
     local is_tagged = string.find(key, '{', 1, true)
-    local name, mark = is_tagged and key or '{' .. key .. '}', is_tagged and '_tagged:' or ':'
-    local queue = (shares and 'redlatch_rwlock_queue' or 'redlatch_queue') .. mark .. name
-    local fair = not shares and redis.pcall('lrange', 'redisson_lock_queue:' .. name, 0, 0) or {}
+    local name, separator = is_tagged and key or '{' .. key .. '}', is_tagged and '_tagged:' or ':'
+    local queue = (is_read_write and 'redlatch_rwlock_queue' or 'redlatch_queue')
+        .. separator .. name
+    local fair = not is_read_write
+        and redis.pcall('lrange', 'redisson_lock_queue:' .. name, 0, 0) or {}
     if redis.pcall('exists', queue) == 1 or fair[1] then
         return true
     end
-    local public = (shares and 'redisson_rwlock:' or 'redisson_lock__channel:') .. name
-    local heard = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
-    return not refused(heard) and heard[2] > heard[4]
+    local public = (is_read_write and 'redisson_rwlock:' or 'redisson_lock__channel:') .. name
+    local subscribers = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
+    return not refused(subscribers) and subscribers[2] > subscribers[4]
 end
 
 local replies = {}
 for i = 1, #ARGV - 2 do
     local key, owner = KEYS[i], ARGV[i + 2]
-    local asks = string.sub(owner, 1, 5) == 'want '
-    if asks then
+    local asks_if_wanted = string.sub(owner, 1, 5) == 'want '
+    if asks_if_wanted then
         owner = string.sub(owner, 6)
     end
-    local reads = string.sub(owner, 1, 5) == 'read '
-    if reads then
+    local is_reader = string.sub(owner, 1, 5) == 'read '
+    if is_reader then
         owner = string.sub(owner, 6)
     end
     local reply = redis.pcall('hexists', key, owner)
     if reply == 1 and lease > 0 then
-        local timeout, is_long
-        if reads then
-            timeout, is_long = raise_timeout(key, owner)
+        local timeout, is_too_long
+        if is_reader then
+            timeout, is_too_long = raise_timeout(key, owner)
         end
         if refused(timeout) then
             reply = timeout
         else
             -- The lock's time to live may come from another reader's lease, so only this reader's
             -- timeout shows whether its lease is too long.
-            local lasts_long
-            reply, lasts_long = raise(key)
-            is_long = is_long or not reads and lasts_long
-            if is_long and reply == 1 then
-                if cuts then
+            local lock_is_too_long
+            reply, lock_is_too_long = raise(key)
+            is_too_long = is_too_long or not is_reader and lock_is_too_long
+            if is_too_long and reply == 1 then
+                if may_cut then
                     cut(key, owner, longest)
                 else
                     reply = 2
@@ -101,8 +103,8 @@ for i = 1, #ARGV - 2 do
             end
         end
     end
-    if asks and (reply == 1 or reply == 2)
-        and is_wanted(key, reads or string.sub(owner, -6) == ':write') then
+    if asks_if_wanted and (reply == 1 or reply == 2)
+        and is_wanted(key, is_reader or string.sub(owner, -6) == ':write') then
         reply = reply + 2
     elseif type(reply) == 'table' then
         reply = string.find(reply.err, 'WRONGTYPE') and 0 or reply.err

@@ -4,5 +4,5 @@
 -- reply: its time to live in ms; nil = not held; WRONGTYPE = the key holds no lock
 --
 -- The script changes nothing.
-local who, left, foreign = holder()
-return foreign or who and left or nil
+local held_by, left, type_error = holder()
+return type_error or held_by and left or nil

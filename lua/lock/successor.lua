@@ -8,12 +8,12 @@
 -- disappear with the old field, and the lock would be free if the server then refused the new
 -- field. The HSET is also the first write, so that a server that is out of memory refuses it. (For
 -- a moment the lock has two owners, but no other script runs at that moment.)
-local function succeed(old, left, new, lease)
-    local trouble = denied('hdel', lock, '') or refused(redis.pcall('hset', lock, new, 1))
+local function replace_holder(old, left, new, lease)
+    local refusal = denied('hdel', lock, '') or refused(redis.pcall('hset', lock, new, 1))
         or refused(redis.pcall('pexpire', lock, lease))
-    if trouble then
+    if refusal then
         redis.pcall('hdel', lock, new)
-        return trouble
+        return refusal
     end
     redis.call('hdel', lock, old)
     if tonumber(lease) < left then

@@ -10,11 +10,11 @@
 -- lease again.
 local lease, owner, ticket = ARGV[1], ARGV[2], ARGV[3]
 database = ARGV[4]
-local who, left, foreign = holder()
-if foreign then
-    return foreign
-elseif who == owner then
-    return succeed(owner, left, ticket, lease) or 1
+local held_by, left, type_error = holder()
+if type_error then
+    return type_error
+elseif held_by == owner then
+    return replace_holder(owner, left, ticket, lease) or 1
 end
 ensure_master()
-return who == ticket and 1
+return held_by == ticket and 1

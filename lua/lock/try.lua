@@ -8,20 +8,20 @@
 --        WRONGTYPE = the key holds no lock
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
-local who, left, foreign = holder()
-if foreign then
-    return foreign
-elseif not who then
-    local places, trouble = length(), hold(owner, lease)
-    if trouble then
-        -- A server that is out of memory can still grant the lock to a waiter: see `hold`.
-        look()
-        return trouble
+local held_by, left, type_error = holder()
+if type_error then
+    return type_error
+elseif not held_by then
+    local places, refusal = length(), make_holder(owner, lease)
+    if refusal then
+        -- A server that is out of memory can still grant the lock to a waiter: see `make_holder`.
+        grant_next()
+        return refusal
     end
-    return taken(places)
-elseif who ~= owner then
+    return granted_reply(places)
+elseif held_by ~= owner then
     return nil
 end
 -- The script always writes, as in acquire.lua.
 redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
-return take_tokens() or taken(-1 - length())
+return take_tokens() or granted_reply(-1 - length())

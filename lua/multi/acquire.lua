@@ -22,23 +22,24 @@
 -- these cost as much as the commands. (As in ../lock/free.lua, the names are local and the
 -- arguments are strings.)
 local redis, KEYS, ARGV = redis, KEYS, ARGV
-local all, lease = #ARGV - 1, ARGV[1]
-local writes, has_tokens = string.sub(ARGV[2], -6) == ':write', #KEYS == 4 * all
+local count, lease = #ARGV - 1, ARGV[1]
+local writes, has_tokens = string.sub(ARGV[2], -6) == ':write', #KEYS == 4 * count
 -- had: the locks that the first copy has taken, or nil if it has taken none.
-local had, replies
-if redis.pcall('exists', unpack(KEYS, 1, 3 * all)) ~= 0 then
-    had = {}
-    for i = 1, all do
+local already_held, replies
+if redis.pcall('exists', unpack(KEYS, 1, 3 * count)) ~= 0 then
+    already_held = {}
+    for i = 1, count do
         local lock, owner = KEYS[i], ARGV[i + 1]
-        if redis.pcall('exists', lock, KEYS[all + i], KEYS[2 * all + i]) ~= 0 then
-            had[i] = redis.pcall('hexists', lock, owner) == 1
-            if not had[i] then
+        if redis.pcall('exists', lock, KEYS[count + i], KEYS[2 * count + i]) ~= 0 then
+            already_held[i] = redis.pcall('hexists', lock, owner) == 1
+            if not already_held[i] then
                 -- Tell the client if an owner of another client holds this lock. (An owner of this
                 -- client does not count: its release may be on the way over another connection.)
                 local fields = redis.pcall('hrandfield', lock, 2)
-                local who = fields[1]
-                local is_taken = who and not fields[2] and string.match(who, '^[%x-]+:()%d+$') == 38
-                    and string.sub(who, 1, 36) ~= string.sub(owner, 1, 36)
+                local held_by = fields[1]
+                local is_taken = held_by and not fields[2]
+                    and string.match(held_by, '^[%x-]+:()%d+$') == 38
+                    and string.sub(held_by, 1, 36) ~= string.sub(owner, 1, 36)
                     and redis.call('pttl', lock) >= 0
                 return not is_taken and 0 or nil
             end
@@ -49,17 +50,17 @@ end
 if writes and not redis.acl_check_cmd('time') then
     return 0
 end
-if had or has_tokens then
+if already_held or has_tokens then
     replies = {}
 end
-for i = 1, all do
-    local lock, owner, is_taken = KEYS[i], ARGV[i + 1], had and had[i]
-    local places = is_taken and redis.pcall('llen', KEYS[all + i]) or 0
-    local token = has_tokens and redis.pcall('incrby', KEYS[3 * all + i], '1024')
+for i = 1, count do
+    local lock, owner, is_taken = KEYS[i], ARGV[i + 1], already_held and already_held[i]
+    local places = is_taken and redis.pcall('llen', KEYS[count + i]) or 0
+    local token = has_tokens and redis.pcall('incrby', KEYS[3 * count + i], '1024')
     if token and (type(token) ~= 'number' or token < 1024 or token >= 2^53) then
         if type(token) == 'number' and token < 1024 then
             -- Undo the INCRBY: the request for this lock alone refuses a negative value.
-            redis.pcall('incrby', KEYS[3 * all + i], '-1024')
+            redis.pcall('incrby', KEYS[3 * count + i], '-1024')
         end
         is_taken = false
     elseif is_taken then
@@ -73,7 +74,7 @@ for i = 1, all do
     end
     if not is_taken then
         for j = 1, i do
-            if not (had and had[j]) then
+            if not (already_held and already_held[j]) then
                 local undone = writes and redis.pcall('hdel', KEYS[j], ARGV[j + 1], 'mode')
                     or redis.pcall('hdel', KEYS[j], ARGV[j + 1])
                 if type(undone) ~= 'number' then
@@ -87,4 +88,4 @@ for i = 1, all do
         replies[i] = token and {places, token} or places
     end
 end
-return replies or all
+return replies or count

@@ -1,7 +1,7 @@
 -- Releases several locks of one kind, as one ../lock/release.lua for each lock would do.
 --
--- Comes after unwanted.lua and after the function `one`, which releases a lock: ../lock/release.lua
--- with the files that are prepended to it.
+-- Comes after unwanted.lua and after the function `release_one`, which releases a lock:
+-- ../lock/release.lua with the files that are prepended to it.
 --
 -- KEYS see acquire.lua
 -- ARGV 1 the number of the locks, 2 number of the database, then the owners of all locks, and their
@@ -10,15 +10,16 @@
 -- reply: 0 = the reply of each lock is 0; otherwise the list of the locks' replies: nil or a number
 --        as in ../lock/release.lua; -1 = an error, which a release of that lock alone would return
 local replies = {}
-for i = 1, all do
-    local other = others and others[i]
-    if seen and other ~= false then
-        replies[i] = other or 0
+for i = 1, count do
+    local special_reply = special_replies and special_replies[i]
+    if is_handled and special_reply ~= false then
+        replies[i] = special_reply or 0
     else
-        local keys = {KEYS[i], KEYS[all + i], KEYS[2 * all + i], KEYS[3 * all + i]}
-        local since, count = ARGV[2 + 2 * all + i] or '0', ARGV[2 + 3 * all + i] or '0'
-        local is_done, reply =
-            pcall(one, keys, {ARGV[2 + i], ARGV[2 + all + i], since, count, ARGV[2]})
+        local keys = {KEYS[i], KEYS[count + i], KEYS[2 * count + i], KEYS[3 * count + i]}
+        local start_or_age, chain_count =
+            ARGV[2 + 2 * count + i] or '0', ARGV[2 + 3 * count + i] or '0'
+        local is_done, reply = pcall(release_one, keys,
+            {ARGV[2 + i], ARGV[2 + count + i], start_or_age, chain_count, ARGV[2]})
         -- (Redis would end the list at a nil, but sends false as nil.)
         replies[i] = (not is_done or type(reply) == 'table') and -1 or reply or false
     end

@@ -4,15 +4,15 @@
 -- The rest of the script would do the same, but creating its functions and tables costs as much as
 -- these commands.
 local redis, KEYS, ARGV = redis, KEYS, ARGV
-local all = tonumber(ARGV[1])
-local is_plain = string.sub(ARGV[3 + all], 1, 15) ~= 'redisson_rwlock'
+local count = tonumber(ARGV[1])
+local is_plain = string.sub(ARGV[3 + count], 1, 15) ~= 'redisson_rwlock'
 -- The replies of the locks that this part has seen, other than 0; false = the rest of the script
--- must release this lock. (`seen` is nil if this part has seen no lock.)
-local seen, others
-if #ARGV == 2 + 2 * all and redis.pcall('exists', unpack(KEYS, all + 1, 2 * all)) == 0 then
-    seen = true
-    for i = 1, all do
-        local lock, owner, public, is_held = KEYS[i], ARGV[2 + i], ARGV[2 + all + i]
+-- must release this lock. (`is_handled` is nil if this part has seen no lock.)
+local is_handled, special_replies
+if #ARGV == 2 + 2 * count and redis.pcall('exists', unpack(KEYS, count + 1, 2 * count)) == 0 then
+    is_handled = true
+    for i = 1, count do
+        local lock, owner, public, is_held = KEYS[i], ARGV[2 + i], ARGV[2 + count + i]
         if is_plain then
             is_held = redis.pcall('hdel', lock, owner) == 1
         elseif string.sub(owner, -6) == ':write' then
@@ -20,13 +20,13 @@ if #ARGV == 2 + 2 * all and redis.pcall('exists', unpack(KEYS, all + 1, 2 * all)
                 and redis.pcall('del', lock) == 1
         end
         -- A reader's hold has more keys and shares the lock. The rest of the script releases it.
-        local told = is_held and redis.pcall('publish', public, is_plain and '0' or '1')
-        if type(told) ~= 'number' then
-            others = others or {}
-            others[i] = is_held and 5 or false
+        local published = is_held and redis.pcall('publish', public, is_plain and '0' or '1')
+        if type(published) ~= 'number' then
+            special_replies = special_replies or {}
+            special_replies[i] = is_held and 5 or false
         end
     end
-    if not others then
+    if not special_replies then
         return 0
     end
 end

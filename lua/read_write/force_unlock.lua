@@ -8,12 +8,12 @@
 --
 -- The script does not delete the readers' timeouts: they do no harm, and expire.
 public, database = ARGV[1], ARGV[3] or 0
-local mode, _, foreign = mode_of()
-if foreign then
-    return foreign
+local mode, _, type_error = mode_of()
+if type_error then
+    return type_error
 elseif mode ~= ARGV[2] then
-    look()
+    grant_next()
     return 0
 end
-return length() > 0 and stuck() or not now() or redis.call('del', lock)
+return length() > 0 and denied_grant() or not now() or redis.call('del', lock)
     and hand_over(0, 0, mode == 'write' and '1' or '0') and 1

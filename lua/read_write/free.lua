@@ -1,11 +1,11 @@
 -- Prepended to ../hand_off.lua in acquire.lua and try.lua: takes a free lock without waiters.
 --
 -- The rest of the script would do the same, but creating its functions costs as much as these
--- commands. (`may` below checks the right to TIME, although only a lock with waiters needs it. So a
--- missing right is reported even if there are no waiters.)
-local redis, KEYS, ARGV, may = redis, KEYS, ARGV, redis.acl_check_cmd
+-- commands. (`is_allowed` below checks the right to TIME, although only a lock with waiters needs
+-- it. So a missing right is reported even if there are no waiters.)
+local redis, KEYS, ARGV, is_allowed = redis, KEYS, ARGV, redis.acl_check_cmd
 if redis.pcall('exists', KEYS[1], KEYS[2], KEYS[3]) == 0
-    and may('pexpire', KEYS[1], ARGV[1]) and may('time') then
+    and is_allowed('pexpire', KEYS[1], ARGV[1]) and is_allowed('time') then
     local mode, ready = 'write', true
     if string.sub(ARGV[2], -6) ~= ':write' then
         local prefix = string.find(KEYS[1], '{', 1, true) and KEYS[1] or '{' .. KEYS[1] .. '}'

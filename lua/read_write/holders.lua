@@ -23,9 +23,9 @@ local function timeout(owner, n)
     return prefix .. owner .. ':rwlock_timeout:' .. n
 end
 
-local may_not_grant = stuck
-local function stuck()
-    return may_not_grant() or denied('lindex', queue, '') or denied('lrange', queue, '', '')
+local denied_plain_grant = denied_grant
+local function denied_grant()
+    return denied_plain_grant() or denied('lindex', queue, '') or denied('lrange', queue, '', '')
         or denied('set', timeout('', 1), '')
 end
 
@@ -46,7 +46,7 @@ local function mode_of()
 end
 
 -- Returns whether one of the holders is a Redisson client.
-local function is_foreign()
+local function has_redisson_holder()
     for _, field in ipairs(redis.pcall('hkeys', lock)) do
         if field ~= 'mode' and not is_ours(field) then
             return true
@@ -69,9 +69,9 @@ end
 -- lock for a writer.
 local function raise_hold(owner, lease)
     if not writes(owner) and raise(timeout(owner, 1), lease) == 0 then
-        local trouble = refused(redis.pcall('set', timeout(owner, 1), 1, 'px', lease))
-        if trouble then
-            return trouble
+        local refusal = refused(redis.pcall('set', timeout(owner, 1), 1, 'px', lease))
+        if refusal then
+            return refusal
         end
     end
     raise(lock, lease)
@@ -81,39 +81,39 @@ end
 -- this. Returns nil, or the server's refusal, after which nothing has changed. A lock must have a
 -- time to live, and a reader its timeout key, so commands that may be refused come first. (The
 -- function only checks the right to PEXPIRE and does not try it first: once a script has written, a
--- server that is out of memory refuses none of its commands.) `lasts`: the time to live that this
--- script has already given the lock, if it has.
-local function hold(owners, lease, lasts)
-    local left = lasts or redis.pcall('pttl', lock)
-    local trouble = refused(left) or not lasts and denied('pexpire', lock, '') or nil
+-- server that is out of memory refuses none of its commands.) `given_ttl`: the time to live that
+-- this script has already given the lock, if it has.
+local function make_holders(owners, lease, given_ttl)
+    local left = given_ttl or redis.pcall('pttl', lock)
+    local refusal = refused(left) or not given_ttl and denied('pexpire', lock, '') or nil
     local is_writer, timeouts, fields = writes(owners[1]), {}, {}
     if is_writer or left == -2 then
         fields = {'mode', is_writer and 'write' or 'read'}
     end
     for i, owner in ipairs(owners) do
-        if not trouble and not is_writer then
+        if not refusal and not is_writer then
             timeouts[i] = timeout(owner, 1)
-            trouble = refused(redis.pcall('set', timeouts[i], 1, 'px', lease))
+            refusal = refused(redis.pcall('set', timeouts[i], 1, 'px', lease))
         end
         fields[#fields + 1], fields[#fields + 2] = owner, 1
     end
-    trouble = trouble or refused(redis.pcall('hset', lock, unpack(fields)))
-    if trouble then
+    refusal = refusal or refused(redis.pcall('hset', lock, unpack(fields)))
+    if refusal then
         if #timeouts > 0 then
             redis.pcall('del', unpack(timeouts))
         end
     elseif left < tonumber(lease) then
         redis.call('pexpire', lock, lease)
     end
-    return trouble
+    return refusal
 end
 
 -- Returns the remaining lease of a reader's longest level, below 0 if all levels have expired.
--- (MAX_COUNT limits the loop, because a wrong `count` in the hash could block the server.)
+-- (MAX_COUNT limits the loop, because a wrong number of levels in the hash could block the server.)
 local MAX_COUNT = 1000
-local function longest_of(reader, count)
+local function longest_of(reader, levels)
     local longest = -2
-    for n = math.min(tonumber(count) or 0, MAX_COUNT), 1, -1 do
+    for n = math.min(tonumber(levels) or 0, MAX_COUNT), 1, -1 do
         longest = math.max(longest, redis.call('pttl', timeout(reader, n)))
     end
     return longest
@@ -127,7 +127,7 @@ end
 local MANY, SAMPLE_SIZE = 64, 16
 local function examine_readers(owner, size)
     local fields = redis.call('hgetall', lock)
-    local longest, writer, ours, dead = 0, false, false, {}
+    local longest, writer, has_ours, dead = 0, false, false, {}
     for i = 1, #fields, 2 do
         local field = fields[i]
         if field == owner or field == 'mode' then
@@ -138,13 +138,13 @@ local function examine_readers(owner, size)
             local left = longest_of(field, fields[i + 1])
             longest = math.max(longest, left)
             if left >= 0 or not is_ours(field) and size <= MANY then
-                ours = ours or is_ours(field)
+                has_ours = has_ours or is_ours(field)
             else
                 dead[#dead + 1] = field
             end
         end
     end
-    return longest, writer, ours, dead
+    return longest, writer, has_ours, dead
 end
 
 -- For a lock with many readers: examines a few readers at random. Returns nil if `examine_readers`
@@ -159,7 +159,7 @@ local function sample_readers(owner)
     if refused(fields) then
         return nil
     end
-    local longest, ours, dead = 0, false, {}
+    local longest, has_ours, dead = 0, false, {}
     for i = 1, #fields, 2 do
         local field = fields[i]
         if field ~= owner and field ~= 'mode' then
@@ -168,13 +168,13 @@ local function sample_readers(owner)
             if left < 0 then
                 dead[#dead + 1] = field
             elseif is_ours(field) then
-                ours = true
+                has_ours = true
             end
         end
     end
     local left = redis.call('pttl', lock)
     local is_its_own = redis.call('pttl', timeout(owner, 1)) >= left - 2
-    if longest > 0 and ours and not (is_its_own and left > 2 * longest) then
+    if longest > 0 and has_ours and not (is_its_own and left > 2 * longest) then
         return left, dead
     end
 end
@@ -188,20 +188,20 @@ local function end_hold(owner)
     -- (If a writer holds the lock, it has at most three fields: the mode, the writer, and the
     -- writer's own read hold.)
     local size = writes(owner) and 3 or redis.call('hlen', lock)
-    local longest, writer, ours, dead, left = 0, false, false, {}, nil
+    local longest, writer, has_ours, dead, left = 0, false, false, {}, nil
     if size > MANY and not writes(owner) and redis.call('hget', lock, 'mode') == 'read' then
         left, dead = sample_readers(owner)
-        ours = true
+        has_ours = true
     end
     if not left and size > 2 then
-        longest, writer, ours, dead = examine_readers(owner, size)
+        longest, writer, has_ours, dead = examine_readers(owner, size)
     end
     local free = not left and longest == 0 and not writer
     -- (If a redlatch reader remains, no message is needed.)
-    local trouble = public and (free or not ours or writes(owner))
-        and (length() > 0 and stuck() or not now())
-    if trouble then
-        return nil, nil, trouble
+    local refusal = public and (free or not has_ours or writes(owner))
+        and (length() > 0 and denied_grant() or not now())
+    if refusal then
+        return nil, nil, refusal
     elseif free then
         redis.call('del', lock)
     else
@@ -226,7 +226,7 @@ local function end_hold(owner)
     if not writes(owner) then
         redis.pcall('del', timeout(owner, 1))
     end
-    return free, not ours
+    return free, not has_ours
 end
 
 -- Frees a lock with many readers if all of them have died. A writer's request calls this function.
@@ -248,10 +248,10 @@ local function waiters_behind(owner)
     if writes(owner) then
         return length()
     end
-    local places = redis.call('lrange', queue, 0, -1)
-    for i, place in ipairs(places) do
-        if writes(place) then
-            return #places - i + 1
+    local entries = redis.call('lrange', queue, 0, -1)
+    for i, entry in ipairs(entries) do
+        if writes(entry) then
+            return #entries - i + 1
         end
     end
     return 0
@@ -259,17 +259,17 @@ end
 
 -- Returns the channels of these owners up to the first writer; false for an owner whose process
 -- does not listen. Unlike `channel_of`, this function sends one command for all owners.
-local function channels_of(line)
+local function channels_of(entries)
     local channels = {}
-    for i, owner in ipairs(line) do
+    for i, owner in ipairs(entries) do
         if writes(owner) then
             break
         end
         channels[i] = own_channel(owner)
     end
-    local heard = redis.call('pubsub', 'numsub', unpack(channels))
+    local subscribers = redis.call('pubsub', 'numsub', unpack(channels))
     for i = 1, #channels do
-        channels[i] = heard[2 * i] > 0 and channels[i]
+        channels[i] = subscribers[2 * i] > 0 and channels[i]
     end
     return channels
 end
@@ -278,33 +278,33 @@ end
 -- readers up to the next writer. The process of `asker` reads the reply, so `asker` gets no message
 -- and the full `lease`. Returns whether any owner was granted the lock, whether the function
 -- reached the asker, and the server's refusal if the asker or an owner before it was refused. (The
--- caller has called `stuck`.) A dead writer at the head is removed even while readers have the
--- lock.
+-- caller has called `denied_grant`.) A dead writer at the head is removed even while readers have
+-- the lock.
 --
 -- One call may grant the lock to thousands of readers, and the server serves no other client
 -- meanwhile. So the function reads values that are equal for all readers only once, and reads up to
--- MAX_TOGETHER entries at a time.
-local MAX_TOGETHER = 100
-local function grant(start, count, asker, lease)
-    local granted, asked, trouble = false, false, nil
-    -- The queue's first entries as they were last read, their channels, the index in `line` of the
-    -- next entry, and how many entries to read at a time.
-    local line, channels, at, most = nil, {}, 1, 1
+-- MAX_BATCH entries at a time.
+local MAX_BATCH = 100
+local function grant(chain_start, chain_count, asker, lease)
+    local granted, reached_asker, refusal = false, false, nil
+    -- The queue's first entries as they were last read, their channels, the index in `entries` of
+    -- the next entry, and how many entries to read at a time.
+    local entries, channels, at, batch_size = nil, {}, 1, 1
     -- The lock's mode, the time to live that this call has given the lock, and how many waiters
     -- remain behind the readers; nil: not known.
-    local mode, lasts, waiting
+    local mode, given_ttl, waiter_count
     while true do
         if mode == nil then
             mode = redis.call('hget', lock, 'mode')
         end
-        if not line then
-            line = {redis.call('lindex', queue, 0)}
-        elseif not line[at] then
-            most = math.min(4 * most, MAX_TOGETHER)
-            line, at = redis.call('lrange', queue, 0, most - 1), 1
-            channels = channels_of(line)
+        if not entries then
+            entries = {redis.call('lindex', queue, 0)}
+        elseif not entries[at] then
+            batch_size = math.min(4 * batch_size, MAX_BATCH)
+            entries, at = redis.call('lrange', queue, 0, batch_size - 1), 1
+            channels = channels_of(entries)
         end
-        local head = line[at]
+        local head = entries[at]
         if not head or mode == 'write' or not mode and redis.call('exists', lock) ~= 0 then
             break
         end
@@ -318,51 +318,54 @@ local function grant(start, count, asker, lease)
         end
         -- The next readers whose channels are known get the lock together: one LPOP and one HSET
         -- for all of them.
-        local together = {head}
-        while head ~= asker and channel and not writes(head) and channels[at + #together]
-            and line[at + #together] ~= asker
+        local batch = {head}
+        while head ~= asker and channel and not writes(head) and channels[at + #batch]
+            and entries[at + #batch] ~= asker
         do
-            together[#together + 1] = line[at + #together]
+            batch[#batch + 1] = entries[at + #batch]
         end
-        redis.call('lpop', queue, #together)
+        redis.call('lpop', queue, #batch)
         if dead then
             if writes(head) then
-                waiting = nil
+                waiter_count = nil
             end
         elseif head == asker then
-            asked, trouble = true, hold(together, lease)
-            if trouble then
+            reached_asker, refusal = true, make_holders(batch, lease)
+            if refusal then
                 break
             end
             granted, mode = true, nil
         else
-            trouble = hold(together, PROVISIONAL, lasts)
-            if trouble then
+            refusal = make_holders(batch, PROVISIONAL, given_ttl)
+            if refusal then
                 break
             end
-            waiting = waiting or waiters_behind(head)
-            mode, lasts = writes(head) and 'write' or 'read', PROVISIONAL
+            waiter_count = waiter_count or waiters_behind(head)
+            mode, given_ttl = writes(head) and 'write' or 'read', PROVISIONAL
             local details = string.format(
-                '%.0f %d %s,%d,%.0f,%.0f', now(), PROVISIONAL, mode, waiting, start, count)
-            for i, owner in ipairs(together) do
-                tell(channels[at + i - 1] or channel, owner, 'grant', details)
+                '%.0f %d %s,%d,%.0f,%.0f', now(), PROVISIONAL, mode, waiter_count,
+                chain_start, chain_count)
+            for i, owner in ipairs(batch) do
+                send_message(channels[at + i - 1] or channel, owner, 'grant', details)
             end
             granted = true
         end
-        at = at + #together
+        at = at + #batch
     end
-    return granted, asked, trouble
+    return granted, reached_asker, refusal
 end
 
 -- Hands the lock on as `hand_on` does. If a writer's release grants the lock to redlatch's readers,
 -- the function also sends Redisson's readers a message, because they may read, too. Without the
 -- message they would sleep until the last redlatch reader leaves, or until the lease that they know
 -- ends.
-local function hand_over(since, count, message)
-    local reply = hand_on(since, count, message, grant)
+local function hand_over(start_or_age, chain_count, message)
+    local reply = hand_on(start_or_age, chain_count, message, grant)
     if reply == 1 and message == '1' and redis.call('hget', lock, 'mode') == 'read' then
-        local heard = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
-        if (refused(heard) or heard[2] > heard[4]) and is_muted(message) then
+        local subscribers = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
+        if (refused(subscribers) or subscribers[2] > subscribers[4])
+            and publish_refused(message)
+        then
             return 5
         end
     end
@@ -371,48 +374,48 @@ end
 
 -- Grants the lock to the waiters that may have it now. If a window is open, tells the first waiter
 -- when the window ends instead.
-local function look()
+local function grant_next()
     local mode = redis.pcall('hget', lock, 'mode')
     local left = not mode and window_left()
     if left then
         announce(left)
-    elseif (not mode or mode == 'read') and length() > 0 and not stuck() then
+    elseif (not mode or mode == 'read') and length() > 0 and not denied_grant() then
         grant(now(), 1)
     end
 end
 
 -- Ends the hold of `owner`. Returns false if the owner has none; 4 if others still hold the lock;
 -- 5: as 4, but the server refused a message; otherwise the result of `hand_on`.
-local function release(owner, since, count)
+local function release(owner, start_or_age, chain_count)
     local held = redis.pcall('hexists', lock, owner)
     -- WRONGTYPE: the key holds data of another type, so this owner does not have the lock.
     if refused(held) and not string.find(held.err, 'WRONGTYPE') then
         return held
     elseif held ~= 1 then
         ensure_master()
-        look()
+        grant_next()
         return false
     end
     -- As in Redisson, the message of a writer's release wakes all waiters, and that of a reader's
     -- release wakes one.
     local message = writes(owner) and '1' or '0'
-    local free, is_left, trouble = end_hold(owner)
-    if trouble then
-        return trouble
+    local free, only_redisson, refusal = end_hold(owner)
+    if refusal then
+        return refusal
     elseif free then
-        return hand_over(since, count, message)
-    elseif is_left and not writes(owner) then
+        return hand_over(start_or_age, chain_count, message)
+    elseif only_redisson and not writes(owner) then
         -- Only Redisson's readers are left. These readers send a message on the public channel when
         -- they leave, so the first waiter must be told to listen to this channel. (Before that,
-        -- `look` removes dead waiters from the head of the queue, and grants the lock to readers
-        -- behind them.)
-        look()
+        -- `grant_next` removes dead waiters from the head of the queue, and grants the lock to
+        -- readers behind them.)
+        grant_next()
         announce(0)
     elseif writes(owner) then
         -- The writer also holds the lock as a reader, and keeps that hold. (Redisson's own scripts
         -- send no message in this case, so Redisson's readers would sleep.)
         grant(now(), 1)
-        return is_muted(message) and 5 or 4
+        return publish_refused(message) and 5 or 4
     end
     return 4
 end

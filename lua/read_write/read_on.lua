@@ -6,15 +6,15 @@
 -- reply: the number of waiters; nil = this owner does not have the lock
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
--- The first waiter may be dead, or all readers may be dead: `look` removes dead waiters and grants
--- the lock to the next waiters.
+-- The first waiter may be dead, or all readers may be dead: `grant_next` removes dead waiters and
+-- grants the lock to the next waiters.
 if length() > 0 then
-    look()
+    grant_next()
 end
 if redis.call('hexists', lock, owner) == 0 then
     ensure_master()
     return nil
 end
-local waiting = length()
+local waiter_count = length()
 -- If there are waiters, the lease is not extended: the waiters might have to wait until it ends.
-return waiting == 0 and raise_hold(owner, lease) or waiting
+return waiter_count == 0 and raise_hold(owner, lease) or waiter_count

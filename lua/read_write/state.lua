@@ -5,5 +5,5 @@
 --        holds no read-write lock
 --
 -- The script changes nothing.
-local mode, left, foreign = mode_of()
-return foreign or mode and {mode == 'write' and 1 or 0, left} or nil
+local mode, left, type_error = mode_of()
+return type_error or mode and {mode == 'write' and 1 or 0, left} or nil

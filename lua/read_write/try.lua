@@ -9,9 +9,9 @@
 local lease, owner, writer = ARGV[1], ARGV[2], ARGV[4]
 database = ARGV[3] or 0
 now()
-local mode, _, foreign = mode_of()
-if foreign then
-    return foreign
+local mode, _, type_error = mode_of()
+if type_error then
+    return type_error
 elseif mode and redis.call('hexists', lock, owner) == 1 then
     return raise_hold(owner, lease) or -1 - length()
 end
@@ -21,7 +21,7 @@ if mode == 'read' then
     if writes(owner) then
         free_if_all_dead()
     end
-    look()
+    grant_next()
     mode = mode_of()
 end
 if mode == 'read' and (writes(owner) or length() > 0)
@@ -30,14 +30,14 @@ then
     return nil
 end
 -- (If the user may not read the queue, `length` fails, and nothing is taken.)
-local _, trouble = length(), hold({owner}, lease)
-if trouble then
-    -- A server that is out of memory can still grant the lock to a waiter: see `hold` of
+local _, refusal = length(), make_holders({owner}, lease)
+if refusal then
+    -- A server that is out of memory can still grant the lock to a waiter: see `make_holders` of
     -- ../lock/holder.lua.
-    look()
-    return trouble
+    grant_next()
+    return refusal
 elseif not writes(owner) then
     -- Readers at the head of the queue enter with this reader.
-    look()
+    grant_next()
 end
 return length()

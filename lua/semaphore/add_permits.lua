@@ -7,6 +7,6 @@ return once(function()
     ensure_mark(stored(KEYS[1]))
     return {'1', 'incrby', KEYS[1], ARGV[5]}
 end, function(free)
-    tell_free(ARGV[6], free)
+    publish_free(ARGV[6], free)
     return 1
 end)

@@ -4,10 +4,10 @@
 -- ARGV 1-4 as in once.lua
 -- reply: {the number of free permits before, which may be negative, as text from 2^53 on; mark}; 0
 --        = no free permits
-if last == number then
+if recorded_number == number then
     -- This request was sent again. The script writes nevertheless, because the client may wait for
     -- replicas: see ../lock/acquire.lua.
-    remember(known)
+    remember(record)
 end
 return once(function()
     local free = stored(KEYS[1])

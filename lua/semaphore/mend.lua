@@ -11,33 +11,33 @@
 -- permits is repeated, the number of free permits may become negative, until enough permits are
 -- given back. If the semaphore has another mark, or no mark, the script repeats nothing: the old
 -- semaphore was removed, or this server never had it.
-if last > number then
+if recorded_number > number then
     return 0
 end
 local refused = refusal()
 if refused then
     return refused
 end
-local permits, gives = 0, 0
+local permits, given_back = 0, 0
 for at = 7, #ARGV, 2 do
-    gives = tonumber(ARGV[at + 1])
-    if tonumber(ARGV[at]) > last and ARGV[6] == mark then
-        permits = permits + gives
-    elseif tonumber(ARGV[at]) == last and gives == 0 and seen == mark then
-        permits = permits + tonumber(result)
+    given_back = tonumber(ARGV[at + 1])
+    if tonumber(ARGV[at]) > recorded_number and ARGV[6] == mark then
+        permits = permits + given_back
+    elseif tonumber(ARGV[at]) == recorded_number and given_back == 0 and recorded_mark == mark then
+        permits = permits + tonumber(recorded_result)
     end
 end
 if permits == 0 or not stored(KEYS[1]) then
-    if last < number or gives == 0 then
+    if recorded_number < number or given_back == 0 then
         remember(ARGV[1] .. '=0')
     end
     return 0
 end
-local free, refused = change(gives == 0 and '0' or '1', 'incrby', KEYS[1], permits)
+local free, refused = change(given_back == 0 and '0' or '1', 'incrby', KEYS[1], permits)
 if refused then
     return free
 end
 if permits > 0 then
-    tell_free(ARGV[5], free)
+    publish_free(ARGV[5], free)
 end
 return permits

@@ -9,10 +9,10 @@
 --
 -- The message is the new number of free permits, at most the highest int. A negative number would
 -- make Redisson's clients fail, and 0 would wake none of them.
-if last == number then
+if recorded_number == number then
     -- This request was sent again. The script writes nevertheless, because the client may wait for
     -- replicas: see ../lock/acquire.lua.
-    redis.pcall('set', KEYS[2], known, 'px', ARGV[3])
+    redis.pcall('set', KEYS[2], record, 'px', ARGV[3])
 end
 return once(function()
     local exists = stored(KEYS[1])
@@ -22,6 +22,6 @@ return once(function()
     ensure_mark(exists)
     return {'-2', 'incrby', KEYS[1], ARGV[5]}
 end, function(free)
-    local listeners = tell_free(ARGV[6], free)
+    local listeners = publish_free(ARGV[6], free)
     return type(listeners) == 'number' and 1 + listeners or -1
 end)

@@ -8,6 +8,6 @@ return once(function()
     ensure_mark(stored(KEYS[1]))
     return {'1', 'set', KEYS[1], ARGV[5], 'keepttl'}
 end, function()
-    tell_free(ARGV[6], ARGV[5])
+    publish_free(ARGV[6], ARGV[5])
     return 1
 end)

@@ -4,10 +4,10 @@
 -- ARGV 1-4 as in once.lua, 5 how many clients share, 6… how many permits each thread needs
 -- reply: {how many were taken, mark}; 0 = too few for the first thread, -1 = there is no such
 --        semaphore (a request that was sent again may get 0 from the record instead)
-if last == number then
+if recorded_number == number then
     -- This request was sent again. The script writes nevertheless, because the client may wait for
     -- replicas: see ../lock/acquire.lua.
-    remember(known)
+    remember(record)
 end
 local free
 local reply = once(function()

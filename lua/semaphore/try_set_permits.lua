@@ -11,6 +11,6 @@ return once(function()
     ensure_mark(false, unpack(ARGV, 7))
     return {'1', 'set', KEYS[1], ARGV[5], unpack(ARGV, 7)}
 end, function()
-    tell_free(ARGV[6], ARGV[5])
+    publish_free(ARGV[6], ARGV[5])
     return 1
 end)

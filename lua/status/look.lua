@@ -14,10 +14,10 @@
 -- Times are in ms. A negative time or token means that it is unknown. A negative time to live or
 -- time left may also mean that there is no end.
 --
--- The script changes nothing. The script reads at most MOST queue entries or holders, so that it
--- does not block the server. A key that the user may not read counts as absent, except KEYS 1. A
--- key of another type counts as absent, too.
-local MOST = 1000
+-- The script changes nothing. The script reads at most MAX_ENTRIES queue entries or holders, so
+-- that it does not block the server. A key that the user may not read counts as absent, except KEYS
+-- 1. A key of another type counts as absent, too.
+local MAX_ENTRIES = 1000
 local name = KEYS[1]
 local clock = redis.call('time')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -30,8 +30,8 @@ end
 -- Returns `text` as a number between -2^53 and 2^53, or nil. (Servers convert greater numbers to
 -- replies in different ways.)
 local function number(text)
-    local it = tonumber(text or '')
-    return it and it > -2 ^ 53 and it < 2 ^ 53 and it or nil
+    local value = tonumber(text or '')
+    return value and value > -2 ^ 53 and value < 2 ^ 53 and value or nil
 end
 
 -- Adds an owner to a list. If `has_marks`, the suffix `:write` marks an owner that writes or waits
@@ -48,14 +48,14 @@ end
 local waiting = {}
 for i, kind in ipairs({'fair', 'lock', 'read-write'}) do
     local asked = (string.gsub(KEYS[i + 1], 'queue', 'asked', 1)) .. ':'
-    for _, owner in ipairs(read('lrange', KEYS[i + 1], 0, MOST - 1) or {}) do
+    for _, owner in ipairs(read('lrange', KEYS[i + 1], 0, MAX_ENTRIES - 1) or {}) do
         local since = kind ~= 'fair' and number(read('get', asked .. owner))
         add(waiting, kind == 'read-write', owner, since and now - since or -1, kind)
     end
 end
 
-local kind, left, value, held = redis.call('type', name).ok, redis.call('pttl', name), '', {}
-if kind == 'hash' and redis.call('hlen', name) <= MOST then
+local kind, left, value, holders = redis.call('type', name).ok, redis.call('pttl', name), '', {}
+if kind == 'hash' and redis.call('hlen', name) <= MAX_ENTRIES then
     local all, is_shared = redis.call('hgetall', name), redis.call('hexists', name, 'mode') == 1
     kind = is_shared and 'shared' or kind
     for i = 1, #all, 2 do
@@ -65,24 +65,25 @@ if kind == 'hash' and redis.call('hlen', name) <= MOST then
         local key = ARGV[1] .. owner .. ':rwlock_timeout:' .. count
         local reads_for = is_shared and read('pttl', key) or -2
         if owner ~= 'mode' then
-            add(held, is_shared, owner, number(count) or 1, reads_for < 0 and left or reads_for)
+            add(holders, is_shared, owner, number(count) or 1, reads_for < 0 and left or reads_for)
         end
     end
 elseif kind ~= 'hash' then
     local permits = read('zrange', KEYS[5], '(' .. string.format('%.0f', now), '+inf', 'byscore',
-        'limit', 0, MOST, 'withscores') or {}
+        'limit', 0, MAX_ENTRIES, 'withscores') or {}
     for i = 1, #permits, 2 do
         local ends = tonumber(permits[i + 1])
         -- Redisson writes 922337203685477 for a permit without a lease.
-        add(held, false, permits[i], 1, ends < 922337203685477 and ends - now or -1)
+        add(holders, false, permits[i], 1, ends < 922337203685477 and ends - now or -1)
     end
     value = kind == 'string' and redis.call('getrange', name, 0, 20) or ''
 end
-local heard = read('pubsub', 'numsub', unpack(ARGV, 2)) or {}
-local function listeners(channel, ours)
-    return math.max(0, (heard[2 * channel] or 0) - (ours and heard[2 * ours] or 0))
+local subscribers = read('pubsub', 'numsub', unpack(ARGV, 2)) or {}
+local function listeners(channel, redlatch_channel)
+    return math.max(0, (subscribers[2 * channel] or 0)
+        - (redlatch_channel and subscribers[2 * redlatch_channel] or 0))
 end
 return {
-    kind, left, value, number(read('get', KEYS[6])) or -1, held, waiting,
+    kind, left, value, number(read('get', KEYS[6])) or -1, holders, waiting,
     {listeners(1, 2), listeners(3, 4), listeners(5), listeners(6)},
 }

@@ -134,7 +134,7 @@ const MUTANTS: &[Mutant] = &[
         name: "a grant without its message",
         faults: "none",
         only: "reentrant",
-        replaced: &[["tell(channel, head, 'grant',", "tostring("]],
+        replaced: &[["send_message(channel, head, 'grant',", "tostring("]],
     },
     Mutant {
         name: "a fair queue from its end",
@@ -142,8 +142,8 @@ const MUTANTS: &[Mutant] = &[
         only: "fair",
         replaced: &[
             [
-                "local line = redis.call('lrange', queue, 0, FOLLOWERS)\n    if line[1]",
-                "local line = {redis.call('lindex', queue, -1) or nil}\n    if line[1]",
+                "local entries = redis.call('lrange', queue, 0, FOLLOWERS)\n    if entries[1]",
+                "local entries = {redis.call('lindex', queue, -1) or nil}\n    if entries[1]",
             ],
             ["redis.call('ltrim', queue, 1, -1)", "redis.call('lrem', queue, 1, head)"],
         ],
@@ -153,8 +153,8 @@ const MUTANTS: &[Mutant] = &[
         faults: "none",
         only: "condition",
         replaced: &[[
-            "local trouble = is_alive and record(first, number)",
-            "if is_alive then return first end\n        local trouble",
+            "local refusal = is_alive and record(first, number)",
+            "if is_alive then return first end\n        local refusal",
         ]],
     },
     Mutant {
@@ -162,8 +162,8 @@ const MUTANTS: &[Mutant] = &[
         faults: "none",
         only: "condition",
         replaced: &[[
-            "        if is_alive then\n            tell(first)\n            return first",
-            "        if is_alive then\n            tell(first)\n            if number == '' then return first end\n            number = ''",
+            "        if is_alive then\n            send_notification(first)\n            return first",
+            "        if is_alive then\n            send_notification(first)\n            if number == '' then return first end\n            number = ''",
         ]],
     },
     Mutant {
@@ -189,8 +189,8 @@ const MUTANTS: &[Mutant] = &[
         faults: "",
         only: "semaphore",
         replaced: &[[
-            "if last == number then\n        return answer(result, seen)",
-            "if false then\n        return answer(result, seen)",
+            "if recorded_number == number then\n        return answer(recorded_result, recorded_mark)",
+            "if false then\n        return answer(recorded_result, recorded_mark)",
         ]],
     },
     Mutant {

@@ -37,9 +37,9 @@ use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
 /// The server must have answered an owner promptly for this time before the owner may report other
-/// owners as silent. This is HEARD in `lua/hand_off.lua`.
+/// owners as silent. This is ALIVE_FOR in `lua/hand_off.lua`.
 const STEADY: u64 = 2_000 * MS;
-/// The longest time for a prompt reply. This is PROMPT in `lua/hand_off.lua`. A slower reply shows
+/// The longest time for a prompt reply. This is MAX_REQUEST_AGE in `lua/hand_off.lua`. A slower reply shows
 /// that the server or this process stood still.
 const PROMPT: u64 = 400 * MS;
 /// The longest time from a reply to the next request. A longer pause shows that this process stood

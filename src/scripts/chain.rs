@@ -26,10 +26,10 @@ pub(crate) enum ChainClock {
 }
 
 const MS: u64 = 1_000_000;
-/// The same time as `AGE` in `lua/hand_off.lua`. A release does not send a younger chain, because
+/// The same time as `MIN_CHAIN_AGE` in `lua/hand_off.lua`. A release does not send a younger chain, because
 /// its two arguments would cost the server as much as a command. As a consequence, the next chain
 /// may begin up to 10 ms too late.
-pub(super) const AGE: u64 = 10 * MS;
+pub(super) const MIN_CHAIN_AGE: u64 = 10 * MS;
 
 /// The start of a chain as a release sends it, in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,7 +57,7 @@ impl Chain {
             ChainClock::Servers => Some(Since::Server(self.start)),
             ChainClock::Ours => {
                 let age = now().saturating_sub(self.start);
-                (age >= AGE).then_some(Since::Ago(age / MS))
+                (age >= MIN_CHAIN_AGE).then_some(Since::Ago(age / MS))
             }
         }
     }

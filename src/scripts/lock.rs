@@ -541,7 +541,7 @@ fn time_left(left: i64) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::super::chain::AGE;
+    use super::super::chain::MIN_CHAIN_AGE;
     use super::*;
 
     /// A release sends a chain only if the chain is old enough. The chain then makes the server
@@ -550,21 +550,26 @@ mod tests {
     fn a_release_names_its_chain_once_the_chain_is_old_enough_to_count() {
         let said = |chain| since(chain, &mut [0; 20]).map(<[u8]>::to_vec);
         let script = include_str!("../../lua/hand_off.lua");
-        assert!(script.contains(&format!("WINDOW, AGE = 4, {}\n", AGE / 1_000_000)));
+        assert!(
+            script.contains(&format!("WINDOW, MIN_CHAIN_AGE = 4, {}\n", MIN_CHAIN_AGE / 1_000_000))
+        );
         let hand_over = include_str!("../../lua/lock/hand_over.lua");
         let shortcuts = [
-            (hand_over, "since <= -AGE or"),
-            (hand_over, "math.abs(now - since) >= AGE) then"),
-            (include_str!("../../lua/read_write/release_uncontended.lua"), "since > -AGE and"),
+            (hand_over, "start_or_age <= -AGE or"),
+            (hand_over, "math.abs(now - start_or_age) >= AGE) then"),
+            (
+                include_str!("../../lua/read_write/release_uncontended.lua"),
+                "start_or_age > -AGE and",
+            ),
         ];
-        let age = (AGE / 1_000_000).to_string();
+        let age = (MIN_CHAIN_AGE / 1_000_000).to_string();
         for (shortcut, condition) in shortcuts {
             assert!(shortcut.contains(&condition.replace("AGE", &age)));
         }
         assert_eq!(said(Chain::default()), None);
         assert_eq!(said(Chain::begun(clock::now())), None);
         assert_eq!(said(Chain::received(7, 1)), Some(b"7".to_vec()));
-        let old = said(Chain::begun(clock::now() - AGE)).unwrap();
+        let old = said(Chain::begun(clock::now() - MIN_CHAIN_AGE)).unwrap();
         assert!(old.starts_with(b"-10") || old.len() > 3, "{old:?}");
     }
 }

@@ -34,7 +34,7 @@ macro_rules! lua {
     };
     // The script as a function of its KEYS and ARGV.
     ([$($part:tt),+]) => {
-        concat!("local function one(KEYS, ARGV)\n", $(lua!($part)),+, "end\n")
+        concat!("local function release_one(KEYS, ARGV)\n", $(lua!($part)),+, "end\n")
     };
     ($file:literal) => {
         include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/lua/", $file))

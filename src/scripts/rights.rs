@@ -536,8 +536,8 @@ impl KindRights {
             _ => "1",
         };
         let own_channel = if self.bare.contains(&"pubsub") {
-            "    ask('publish', 'redisson_lock__channel:{redlatch:' .. '}', '')\n    \
-             ask('pubsub', 'numsub', '')\n"
+            "    check('publish', 'redisson_lock__channel:{redlatch:' .. '}', '')\n    \
+             check('pubsub', 'numsub', '')\n"
         } else {
             ""
         };

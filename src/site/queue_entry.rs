@@ -55,7 +55,7 @@ pub(crate) struct MailboxState {
 }
 
 /// The subscriber thread calls this when a message on the client's own channel names this owner.
-/// Scripts send such messages (`lua/lock/hand_over.lua`, or `tell` in `lua/hand_off.lua`). A grant
+/// Scripts send such messages (`lua/lock/hand_over.lua`, or `send_message` in `lua/hand_off.lua`). A grant
 /// that names an owner without a mailbox is given back (`site/unclaimed.rs`).
 impl Recipient for Mailbox {
     fn receive(&self, message: &Message<'_>) -> bool {

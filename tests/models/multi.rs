@@ -176,14 +176,30 @@ fn random_states_are_taken_all_or_none() {
 
 /// The planted bugs. Each bug has a name, a part of the script, and the replacement of this part.
 const MUTANTS: [(&str, &str, &str); 6] = [
-    ("takes past the queue", "lock, KEYS[all + i], KEYS[2 * all + i])", "lock, KEYS[2 * all + i])"),
-    ("takes within a window", "lock, KEYS[all + i], KEYS[2 * all + i])", "lock, KEYS[all + i])"),
-    ("keeps what it took before a refusal", "if not (had and had[j]) then", "if false then"),
-    ("gives back what the first copy took", "if not (had and had[j]) then", "if true then"),
+    (
+        "takes past the queue",
+        "lock, KEYS[count + i], KEYS[2 * count + i])",
+        "lock, KEYS[2 * count + i])",
+    ),
+    (
+        "takes within a window",
+        "lock, KEYS[count + i], KEYS[2 * count + i])",
+        "lock, KEYS[count + i])",
+    ),
+    (
+        "keeps what it took before a refusal",
+        "if not (already_held and already_held[j]) then",
+        "if false then",
+    ),
+    (
+        "gives back what the first copy took",
+        "if not (already_held and already_held[j]) then",
+        "if true then",
+    ),
     ("refuses its own copy", "redis.pcall('hexists', lock, owner) == 1", "false"),
     (
         "tells an owner that leaves as another client's",
-        "and string.sub(who, 1, 36) ~= string.sub(owner, 1, 36)",
+        "and string.sub(held_by, 1, 36) ~= string.sub(owner, 1, 36)",
         "",
     ),
 ];
@@ -197,9 +213,9 @@ fn each_planted_bug_of_several_locks_is_found() {
         let mut text = ALL.replace(part, instead);
         if what.starts_with("takes") {
             // The first command looks at the same keys, so the bug is planted there, too.
-            let looks = "unpack(KEYS, 1, 3 * all)";
+            let looks = "unpack(KEYS, 1, 3 * count)";
             assert!(text.contains(looks));
-            text = text.replace(looks, "unpack(KEYS, 1, all)");
+            text = text.replace(looks, "unpack(KEYS, 1, count)");
         }
         let found =
             (0..ROUNDS).find_map(|seed| check(&server, &mut redis, &text, seed, &mut [0; 3]).err());

@@ -435,8 +435,8 @@ fn a_lock_has_one_owner_in_every_order_of_its_hand_over() {
 const MUTANTS: [(&str, &str, &str); 15] = [
     (
         "ends the old owner before the new one has the lock",
-        "local trouble = denied('hdel', lock, '') or refused(redis.pcall('hset', lock, new, 1))",
-        "redis.call('hdel', lock, old)\nlocal trouble = refused(redis.pcall('hset', lock, new, 1))",
+        "local refusal = denied('hdel', lock, '') or refused(redis.pcall('hset', lock, new, 1))",
+        "redis.call('hdel', lock, old)\nlocal refusal = refused(redis.pcall('hset', lock, new, 1))",
     ),
     ("leaves two owners", "denied('hdel', lock, '') or ", ""),
     ("leaves a refused owner", "redis.pcall('hdel', lock, new)", ""),
@@ -445,34 +445,34 @@ const MUTANTS: [(&str, &str, &str); 15] = [
     ("sends a message of a longer lease", "if tonumber(lease) < left then", "if true then"),
     (
         "gives away another owner's hold",
-        "elseif who == owner then\n    return succeed",
-        "elseif who then\n    return succeed",
+        "elseif held_by == owner then\n    return replace_holder",
+        "elseif held_by then\n    return replace_holder",
     ),
     (
         "sets the lease at each copy",
-        "return who == ticket and 1",
-        "return who == ticket and redis.call('pexpire', lock, lease)",
+        "return held_by == ticket and 1",
+        "return held_by == ticket and redis.call('pexpire', lock, lease)",
     ),
-    ("answers a copy as lost", "return who == ticket and 1", "return nil"),
-    ("adopts from any owner", "elseif who ~= ticket then", "elseif not who then"),
+    ("answers a copy as lost", "return held_by == ticket and 1", "return nil"),
+    ("adopts from any owner", "elseif held_by ~= ticket then", "elseif not held_by then"),
     (
         "adopts a free lock",
-        "elseif who ~= ticket then
+        "elseif held_by ~= ticket then
     ensure_master()
     return nil
 end",
-        "elseif who and who ~= ticket then
+        "elseif held_by and held_by ~= ticket then
     return nil
 end
 left = left or 0",
     ),
-    ("adopts without tokens", "return take_tokens() or succeed", "return succeed"),
+    ("adopts without tokens", "return take_tokens() or replace_holder", "return replace_holder"),
     (
         "shortens the lease by a copy",
-        "left < tonumber(lease) and lease or left)\n    return take_tokens() or taken(-1",
-        "lease)\n    return take_tokens() or taken(-1",
+        "left < tonumber(lease) and lease or left)\n    return take_tokens() or granted_reply(-1",
+        "lease)\n    return take_tokens() or granted_reply(-1",
     ),
-    ("tells a loss as a replica", "ensure_master()\nreturn who", "return who"),
+    ("tells a loss as a replica", "ensure_master()\nreturn held_by", "return held_by"),
     ("refuses an adoption as a replica", "ensure_master()\n    return nil", "return nil"),
 ];
 

@@ -9,9 +9,9 @@ use crate::scripts::lock::Again;
 
 const PROVISIONAL: i64 = 2_000;
 const WINDOW: i64 = 4;
-const AGE: i64 = 10;
-const HEARD: i64 = 2_000;
-const PROMPT: i64 = 400;
+const MIN_CHAIN_AGE: i64 = 10;
+const ALIVE_FOR: i64 = 2_000;
+const MAX_REQUEST_AGE: i64 = 400;
 const TOKENS: u64 = 1_024;
 
 /// A client's number. The number has its own type, because clients of the same kind may exchange
@@ -240,8 +240,8 @@ impl Server {
         let is_ours = self.holders.iter().all(|holder| holder.client.is_ours());
         let is_untouched = self.queue.is_empty() || self.has(Bug::ReaderPassesWriter);
         if self.may_enter(owner) && is_untouched && self.window.is_none() {
-            self.hold(owner, lease);
-            return self.taken(false);
+            self.make_holder(owner, lease);
+            return self.granted_reply(false);
         }
         // The shortcut `queue_up.lua`.
         let queues_up = !self.is_read_write()
@@ -257,17 +257,17 @@ impl Server {
             return Reply::Refused { now: self.now, left, place, whose: 0, is_new: true };
         }
         let was_held = self.mode.is_some();
-        let (mut place, is_new) = self.stand(owner, again.map(|again| again.came as i64));
+        let (mut place, is_new) = self.enqueue(owner, again.map(|again| again.came as i64));
         let open = if was_held { None } else { self.window_left() };
         let open = open.filter(|_| !self.has(Bug::TakenInWindow));
         let may_grant =
             if self.is_read_write() { self.mode != Some(Mode::Write) } else { !was_held };
         if may_grant && open.is_none() {
             if !was_held {
-                self.pass_silent(owner, again.and_then(|again| again.sent));
+                self.remove_silent(owner, again.and_then(|again| again.sent));
             }
             if self.grant(Chain { since: self.now, count: 1 }, Some((owner, lease))) {
-                return self.taken(false);
+                return self.granted_reply(false);
             }
             place = self.queue.iter().position(|other| *other == owner).unwrap_or(0);
         }
@@ -287,7 +287,7 @@ impl Server {
             return self.held_already(owner, lease);
         }
         if self.mode == Some(Mode::Read) {
-            self.look();
+            self.grant_next();
         }
         let may = match self.mode {
             None => true,
@@ -297,11 +297,11 @@ impl Server {
         if !may {
             return Reply::NotTaken;
         }
-        self.hold(owner, lease);
+        self.make_holder(owner, lease);
         if self.is_read_write() && !owner.writes {
-            self.look();
+            self.grant_next();
         }
-        self.taken(false)
+        self.granted_reply(false)
     }
 
     fn held_already(&mut self, owner: Owner, lease: i64) -> Reply {
@@ -310,10 +310,10 @@ impl Server {
             self.ends = self.now + 1_000;
         }
         self.take_tokens();
-        self.taken(true)
+        self.granted_reply(true)
     }
 
-    fn taken(&self, already: bool) -> Reply {
+    fn granted_reply(&self, already: bool) -> Reply {
         let token = (self.kind == Kind::Fenced).then_some(self.token);
         Reply::Granted { already, places: self.queue.len() as i64, token }
     }
@@ -346,7 +346,7 @@ impl Server {
         }
     }
 
-    fn hold(&mut self, owner: Owner, lease: i64) {
+    fn make_holder(&mut self, owner: Owner, lease: i64) {
         self.take_tokens();
         let ends = self.now + lease;
         if self.mode.is_none() {
@@ -374,38 +374,38 @@ impl Server {
     }
 
     /// Returns the index of the owner's entry, and whether the call has added the entry.
-    fn stand(&mut self, owner: Owner, came: Option<i64>) -> (usize, bool) {
+    fn enqueue(&mut self, owner: Owner, came: Option<i64>) -> (usize, bool) {
         if let Some(came) = came {
             self.asked.retain(|(other, ..)| *other != owner);
-            self.asked.push((owner, came, self.now + HEARD));
+            self.asked.push((owner, came, self.now + ALIVE_FOR));
         }
         let place = self.queue.iter().position(|other| *other == owner);
         self.queue_ends = self.now + self.kept;
         if let Some(place) = place.filter(|_| !self.has(Bug::SecondPlace)) {
             return (place, false);
         }
-        let back = came.and_then(|came| self.come_back(came));
+        let back = came.and_then(|came| self.requeue(came));
         let place = back.unwrap_or(self.queue.len());
         self.queue.insert(place, owner);
         (place, true)
     }
 
-    fn come_back(&self, came: i64) -> Option<usize> {
-        let is_old = self.now - came >= HEARD;
+    fn requeue(&self, came: i64) -> Option<usize> {
+        let waited_long = self.now - came >= ALIVE_FOR;
         let mut place = None;
         for (at, other) in self.queue.iter().enumerate().rev() {
             match self.came(*other) {
                 Some(since) if since > came => place = Some(at),
                 Some(_) => break,
-                None if is_old => place = Some(at),
+                None if waited_long => place = Some(at),
                 None => {}
             }
         }
         place
     }
 
-    fn pass_silent(&mut self, asker: Owner, sent: Option<u64>) {
-        if sent.is_none_or(|sent| (self.now - sent as i64).abs() > PROMPT) {
+    fn remove_silent(&mut self, asker: Owner, sent: Option<u64>) {
+        if sent.is_none_or(|sent| (self.now - sent as i64).abs() > MAX_REQUEST_AGE) {
             return;
         }
         let ahead = self.queue.iter().position(|other| *other == asker).unwrap_or(0);
@@ -463,7 +463,7 @@ impl Server {
             if self.has(Bug::AskerGrantsNobody) && asker.is_some() && asks.is_none() {
                 continue;
             }
-            self.hold(head, asks.map_or(PROVISIONAL, |(_, lease)| lease));
+            self.make_holder(head, asks.map_or(PROVISIONAL, |(_, lease)| lease));
             granted = true;
             if asks.is_some() {
                 asked = true;
@@ -484,7 +484,7 @@ impl Server {
     }
 
     /// Makes a grant that is due.
-    fn look(&mut self) {
+    fn grant_next(&mut self) {
         if self.mode == Some(Mode::Write) || self.mode.is_some() && !self.is_read_write() {
             return;
         }
@@ -505,10 +505,10 @@ impl Server {
     /// If `shortcut` is true, `hand_over.lua` runs first.
     fn release(&mut self, owner: Owner, chain: Chain, shortcut: bool) -> Reply {
         let by_writer = self.is_read_write() && owner.writes;
-        let says = chain.since > 0 || chain.since <= -AGE;
+        let says = chain.since > 0 || chain.since <= -MIN_CHAIN_AGE;
         let Chain { since, count } = if says { chain } else { Chain::default() };
         if shortcut && !self.is_read_write() && since <= 0 && self.queue.is_empty() {
-            let alone = since <= -AGE;
+            let alone = since <= -MIN_CHAIN_AGE;
             if !(alone && self.others > 0) && self.is_held_by(owner) {
                 self.free();
                 self.publish(false);
@@ -519,7 +519,7 @@ impl Server {
             if self.has(Bug::ReleaseOfAnother) {
                 self.free();
             }
-            self.look();
+            self.grant_next();
             return Reply::Released(None);
         }
         if self.is_read_write() {
@@ -528,7 +528,7 @@ impl Server {
         self.free();
         // The shortcut grants the lock without a check of the chain's age.
         let now = self.now;
-        let is_young = since == 0 || since > 0 && (now - since).abs() < AGE;
+        let is_young = since == 0 || since > 0 && (now - since).abs() < MIN_CHAIN_AGE;
         if shortcut && is_young && self.kind == Kind::Lock {
             let start = if since > 0 { since } else { now };
             let chain = Chain { since: start, count: count + 1 };
@@ -550,7 +550,7 @@ impl Server {
         let (mut start, mut count) = (if since > 0 { since } else { now + since }.max(0), count);
         let mut reply = 0;
         let age = if since > 0 { (now - since).abs() } else { -since };
-        if age >= AGE {
+        if age >= MIN_CHAIN_AGE {
             if self.others > 0 && count * self.others > self.queue.len() as i64 {
                 self.window = Some(now + WINDOW);
                 self.publish(by_writer);

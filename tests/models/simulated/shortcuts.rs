@@ -20,7 +20,7 @@ pub(crate) fn check(
     denied: &str,
 ) {
     // A script runs some time after the opening of a window. The window must still be open.
-    let (brief, long) = ("WINDOW, AGE = 4,", "WINDOW, AGE = 20000,");
+    let (brief, long) = ("WINDOW, MIN_CHAIN_AGE = 4,", "WINDOW, MIN_CHAIN_AGE = 20000,");
     let scripts = Scripts::of(site.kind.texts()).with(Script::HandOff, brief, long);
     let mut master = server.connection();
     for denied in ["none"].into_iter().chain(denied.split_whitespace()) {
