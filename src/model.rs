@@ -445,7 +445,7 @@ static TRY: LazyLock<String> = script!("lock/free.lua", LOCK_OWNER, "lock/try.lu
 static RELEASE: LazyLock<String> = script!("lock/hand_over.lua", LOCK, "lock/release.lua");
 static ACQUIRE_ALL: LazyLock<String> = script!("multi/acquire.lua");
 static RELEASE_ALL: LazyLock<String> = script!(
-    "multi/unwanted.lua",
+    "multi/release_uncontended.lua",
     ["lock/hand_over.lua", LOCK, "lock/release.lua"],
     "multi/release.lua"
 );

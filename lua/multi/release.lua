@@ -1,6 +1,6 @@
 -- Releases several locks of one kind, as one ../lock/release.lua for each lock would do.
 --
--- Comes after unwanted.lua and after the function `release_one`, which releases a lock:
+-- Comes after release_uncontended.lua and after the function `release_one`, which releases a lock:
 -- ../lock/release.lua with the files that are prepended to it.
 --
 -- KEYS see acquire.lua

@@ -14,12 +14,12 @@ use super::{
 
 static ACQUIRE: LazyLock<CachedScript> = script!(takes; NUMBER_OR_LIST; "multi/acquire.lua");
 static RELEASE: LazyLock<CachedScript> = script!(NUMBER_OR_LIST;
-    "multi/unwanted.lua",
+    "multi/release_uncontended.lua",
     ["lock/hand_over.lua", LOCK, "lock/release.lua"],
     "multi/release.lua"
 );
 static WRITE_RELEASE: LazyLock<CachedScript> = script!(NUMBER_OR_LIST;
-    "multi/unwanted.lua",
+    "multi/release_uncontended.lua",
     ["read_write/release_uncontended.lua", READ_WRITE, "lock/release.lua"],
     "multi/release.lua"
 );

@@ -714,7 +714,7 @@ mod tests {
                 "lock/ticket.lua",
                 "lock/adopt.lua",
                 "multi/acquire.lua",
-                "multi/unwanted.lua",
+                "multi/release_uncontended.lua",
                 "multi/release.lua"
             )
         };
@@ -736,7 +736,7 @@ mod tests {
                     "lock/release.lua",
                     "lock/give_up.lua",
                     // (`multi/acquire.lua` also runs the commands for the tokens of fenced locks.)
-                    "multi/unwanted.lua",
+                    "multi/release_uncontended.lua",
                     "multi/release.lua"
                 ),
             ),
