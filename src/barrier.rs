@@ -815,7 +815,7 @@ impl BarrierSite {
             let trouble = match self.take_back(leaving) {
                 Ok(_) => None,
                 Err(trouble @ (Trouble::Unknown(_) | Trouble::Unsent(_))) => {
-                    Some(trouble.of_a_question())
+                    Some(trouble.of_query())
                 }
                 Err(Trouble::Refused(error)) if error.is_transient() => {
                     Some(Trouble::Unsent(error))
@@ -911,7 +911,7 @@ impl Debtor for BarrierSite {
             Err(Failure::Refused(cause)) => !is_transient(&cause.error),
             Err(_) => false,
         };
-        let is_late = matches!(outcome, Ok(reply) if self.requests.is_late(reply));
+        let is_late = matches!(outcome, Ok(reply) if self.requests.check_late(reply));
         if !is_done || is_late && self.prolong(id) {
             return;
         }

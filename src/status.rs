@@ -20,7 +20,7 @@ use crate::owner::Owner;
 use crate::runtime::{Core, Info, SlowWait};
 use crate::scripts::fair::FairScripts;
 use crate::scripts::lock::{LockScripts, Released};
-use crate::scripts::status::{connections, is_first_to_ask, look, names};
+use crate::scripts::status::{claim_slow_wait, connections, look, names};
 use crate::scripts::{
     self, Chain, FairKeys, FencingToken, LockKeys, Mode, PermitId, Rights, Trouble, time,
 };
@@ -182,7 +182,7 @@ impl ServerInfo {
             match node.any_lane().call_once(&Command::plain(&[b"INFO"])) {
                 Ok(reply) => Ok(Self { address, info: Info::read(reply) }),
                 Err(Failure::Refused(_)) => Ok(Self { address, info: Info::read(Value::Nil) }),
-                Err(failure) => Err(Trouble::from(failure).of_a_question().into_error()),
+                Err(failure) => Err(Trouble::from(failure).of_query().into_error()),
             }
         };
         core.masters().iter().map(ask).collect()
@@ -278,7 +278,7 @@ impl Status {
     /// the name, or if the server does not answer.
     pub(crate) fn slow_line(core: &Arc<Core>, wait: &SlowWait) -> Option<String> {
         let SlowWait { name, what, waited, .. } = wait;
-        let is_first = is_first_to_ask(&core.route(name), name);
+        let is_first = claim_slow_wait(&core.route(name), name);
         is_first.then(|| Self::why(core, name, *what, *waited))
     }
 

@@ -69,7 +69,7 @@ fn a_request_with_a_better_time_breaks_no_later_generation() {
     let site = &barrier.site;
     let id = leave(&barrier);
     let refused = site.route.call_once(&site.command().unwrap());
-    assert!(site.requests.is_late(refused.as_ref().unwrap()));
+    assert!(site.requests.check_late(refused.as_ref().unwrap()));
     site.requests.prolong(id);
     let party = site.left_parties.lock().parties[0].party;
     let better = site.scripts().leave_command(id, (&party, barrier.lease), 0);

@@ -148,7 +148,7 @@ impl Cleanup {
 
     /// Repeats a numbered request whose outcome is unknown, until the server has applied the
     /// request or would have forgotten its number. `permits` is the number of permits that a
-    /// semaphore's request gives back, as for [`Requests::applied`].
+    /// semaphore's request gives back, as for [`Requests::record_applied`].
     pub(crate) fn numbered(
         name: &Name,
         copy: Command,
@@ -229,8 +229,8 @@ impl Cleanup {
         matches!(self.what, What::KeepAlive(_))
     }
 
-    /// Handles an outcome. Returns whether the cleanup goes on. `ended` is true after the client has
-    /// ended. After the end of the client, only a debt whose command got an answer goes on.
+    /// Handles an outcome. Returns whether the cleanup goes on. `ended` is true after the client
+    /// has ended. After the end of the client, only a debt whose command got an answer goes on.
     pub(crate) fn handle_outcome(
         &mut self,
         outcome: &Outcome,
@@ -280,7 +280,7 @@ impl Cleanup {
             }
             What::UntilAnswered(_) => now >= self.until || is_settled(outcome),
             What::Request(_, requests, request_id, permits) => {
-                let late = matches!(outcome, Ok(reply) if requests.is_late(reply));
+                let late = matches!(outcome, Ok(reply) if requests.check_late(reply));
                 // A "behind" reply does not end the cleanup: the renewer must first repeat earlier
                 // changes at the new master.
                 let behind = matches!(outcome, Ok(reply) if Requests::is_behind(reply));
@@ -296,7 +296,7 @@ impl Cleanup {
                 match permits {
                     Some(permits) if answered && !late => {
                         let mark = outcome.as_ref().ok().and_then(Mark::of);
-                        watchdog.applied(&self.name, requests, *request_id, *permits, mark);
+                        watchdog.record_applied(&self.name, requests, *request_id, *permits, mark);
                     }
                     _ if lost || answered => requests.close(*request_id),
                     _ => {}

@@ -1,8 +1,8 @@
 //! Renews holds and notices their ends, with one timing wheel and its thread.
 //!
 //! A client has three threads for any number of holds: `redlatch-watch`, `redlatch-renew` and
-//! `redlatch-listen`. A fourth thread, `redlatch-calls`, starts with the first callback or log line,
-//! or when a guard first gets an `on_wanted` callback. With Sentinels there is also
+//! `redlatch-listen`. A fourth thread, `redlatch-calls`, starts with the first callback or log
+//! line, or when a guard first gets an `on_wanted` callback. With Sentinels there is also
 //! `redlatch-follow`. In a cluster each used server has a renewer and a subscriber, and
 //! `redlatch-jobs` gives the renewers their jobs.
 //!
@@ -237,9 +237,9 @@ impl Watchdog {
     }
 
     /// Records the server's answer to a request that changed a semaphore's free permits by
-    /// `permits`. `mark` is the semaphore's mark in the answer. If [`Requests::applied`] asks for a
-    /// repetition, the renewer repeats the change.
-    pub(crate) fn applied(
+    /// `permits`. `mark` is the semaphore's mark in the answer. If [`Requests::record_applied`]
+    /// asks for a repetition, the renewer repeats the change.
+    pub(crate) fn record_applied(
         &self,
         semaphore: &Arc<str>,
         requests: &Arc<Requests>,
@@ -247,7 +247,7 @@ impl Watchdog {
         permits: i64,
         mark: Option<Mark>,
     ) {
-        if requests.applied(request_id, semaphore, permits, mark) {
+        if requests.record_applied(request_id, semaphore, permits, mark) {
             let job = Job::Mend(Arc::clone(semaphore), Arc::clone(requests), request_id);
             let _ = self.jobs.send(job);
         }

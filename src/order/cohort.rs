@@ -69,7 +69,7 @@ impl Cohort {
     /// true, another process most likely has the lock now.
     pub(crate) fn has_just_relayed(&self, now: u64) -> bool {
         self.last.is_some_and(|(end, chain)| {
-            chain.clock == ChainClock::Servers && now.saturating_sub(end) < SAME_CHAIN
+            chain.clock == ChainClock::Server && now.saturating_sub(end) < SAME_CHAIN
         })
     }
 
@@ -91,9 +91,9 @@ impl Cohort {
         let Some((end, chain)) = self.last else { return anew };
         let is_young = end.saturating_sub(chain.start) < SAME_CHAIN;
         let same = match chain.clock {
-            ChainClock::Nobodys => return anew,
-            ChainClock::Ours if is_young => 2 * SAME_CHAIN,
-            ChainClock::Ours | ChainClock::Servers => SAME_CHAIN,
+            ChainClock::Unknown => return anew,
+            ChainClock::Process if is_young => 2 * SAME_CHAIN,
+            ChainClock::Process | ChainClock::Server => SAME_CHAIN,
         };
         if asked_at.saturating_sub(end) >= same {
             return anew;

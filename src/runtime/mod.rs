@@ -215,7 +215,8 @@ impl Core {
     pub(crate) fn requests_of(&self, name: &str) -> Arc<Requests> {
         let key = scripts::requests(name, self.id.as_str());
         self.changes.requests.find(&key, |key| {
-            Requests::new(key, &self.server_clock).told_again(&self.changes, self.route(name))
+            Requests::new(key, &self.server_clock)
+                .with_repeated_changes(&self.changes, self.route(name))
         })
     }
 

@@ -193,7 +193,7 @@ impl Core {
 
     /// Reports the changes that the client has dropped since its last report.
     pub(super) fn tell_forgotten(&self) {
-        let forgotten = self.changes.forgotten();
+        let forgotten = self.changes.take_forgotten();
         if forgotten == 0 {
             return;
         }

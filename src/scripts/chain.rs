@@ -18,46 +18,46 @@ pub(crate) struct Chain {
 pub(crate) enum ChainClock {
     /// The start is not known.
     #[default]
-    Nobodys,
+    Unknown,
     /// In ms, from a grant by message.
-    Servers,
+    Server,
     /// In nanoseconds.
-    Ours,
+    Process,
 }
 
 const MS: u64 = 1_000_000;
-/// The same time as `MIN_CHAIN_AGE` in `lua/hand_off.lua`. A release does not send a younger chain, because
-/// its two arguments would cost the server as much as a command. As a consequence, the next chain
-/// may begin up to 10 ms too late.
+/// The same time as `MIN_CHAIN_AGE` in `lua/hand_off.lua`. A release does not send a younger chain,
+/// because its two arguments would cost the server as much as a command. As a consequence, the next
+/// chain may begin up to 10 ms too late.
 pub(super) const MIN_CHAIN_AGE: u64 = 10 * MS;
 
 /// The start of a chain as a release sends it, in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Since {
-    Server(u64),
-    Ago(u64),
+pub(crate) enum ChainStart {
+    At(u64),
+    Age(u64),
 }
 
 impl Chain {
     pub(crate) fn received(start: u64, count: u64) -> Self {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
-        Self { clock: ChainClock::Servers, start, count }
+        Self { clock: ChainClock::Server, start, count }
     }
 
     /// Returns a new chain for a process that got the lock in the reply to a request of this time.
     pub(crate) const fn begun(asked_at: u64) -> Self {
-        Self { clock: ChainClock::Ours, start: asked_at, count: 1 }
+        Self { clock: ChainClock::Process, start: asked_at, count: 1 }
     }
 
     /// Returns the start that a release at `now` sends, or `None` if the release sends no chain.
     #[inline]
-    pub(crate) fn since(self, now: impl FnOnce() -> u64) -> Option<Since> {
+    pub(crate) fn start_to_send(self, now: impl FnOnce() -> u64) -> Option<ChainStart> {
         match self.clock {
-            ChainClock::Nobodys => None,
-            ChainClock::Servers => Some(Since::Server(self.start)),
-            ChainClock::Ours => {
+            ChainClock::Unknown => None,
+            ChainClock::Server => Some(ChainStart::At(self.start)),
+            ChainClock::Process => {
                 let age = now().saturating_sub(self.start);
-                (age >= MIN_CHAIN_AGE).then_some(Since::Ago(age / MS))
+                (age >= MIN_CHAIN_AGE).then_some(ChainStart::Age(age / MS))
             }
         }
     }

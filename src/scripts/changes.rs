@@ -20,10 +20,10 @@ use redlatch_client::sync::clock;
 /// A change is kept until the same run of the server replies to another change this much later. A
 /// replica that becomes the master lags by less than this. (The age of the change does not count,
 /// because an outage may last longer than this.)
-pub(super) const KEPT: u64 = 10_000_000_000;
+pub(super) const KEEP_FOR: u64 = 10_000_000_000;
 /// The largest number of changes that are kept for a name. This limits the memory, and the time of
 /// a script that repeats the changes.
-pub(super) const MOST_OF_A_NAME: usize = 10_000;
+pub(super) const MAX_CHANGES_PER_NAME: usize = 10_000;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
@@ -113,14 +113,14 @@ impl Log {
         let (now, run) = (change.at, change.run);
         self.changes.push_back(change);
         let old = self.changes.iter().take_while(|it| it.is_old(now, run)).count();
-        let gone = old.max(self.changes.len().saturating_sub(MOST_OF_A_NAME));
+        let gone = old.max(self.changes.len().saturating_sub(MAX_CHANGES_PER_NAME));
         self.forget(gone);
         (gone, old)
     }
 
     /// Notes that this run of the server has received all changes of these semaphores that were
     /// made before `asked`. These changes then count as made by this run.
-    pub(super) fn mended(&mut self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
+    pub(super) fn record_mended(&mut self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
         let now = clock::now();
         for change in &mut self.changes {
             if change.run != run && change.at < asked && is_meant(&change.semaphore) {
@@ -177,9 +177,9 @@ impl Change {
     }
 
     /// Whether every replica certainly has the change. This is so if the same run of the server has
-    /// replied to a later change, at the time `answered`, more than [`KEPT`] after this change.
+    /// replied to a later change, at the time `answered`, more than [`KEEP_FOR`] after this change.
     /// (Another run may lack the change until the client repeats it.)
     pub(super) fn is_old(&self, answered: u64, run: u64) -> bool {
-        self.run == run && answered.saturating_sub(self.at) > KEPT
+        self.run == run && answered.saturating_sub(self.at) > KEEP_FOR
     }
 }

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use redlatch_client::{CachedScript, Command, Outcome, Route, decimal};
 
-use super::{Rights, Trouble, accepted, call, call_again, flag, needing, number};
+use super::{Rights, Trouble, accepted, call, call_again, checking_rights, flag, number};
 use crate::scripts::{ConditionKeys, Owner};
 
 static WAIT: LazyLock<CachedScript> =
@@ -23,7 +23,7 @@ pub(crate) struct ConditionScripts<'a> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Looked {
+pub(crate) enum WaiterState {
     /// The waiter waits, or waited until this request removed its entry.
     Waits,
     /// The waiter has no entry, which counts as a notification.
@@ -32,7 +32,7 @@ pub(crate) enum Looked {
 
 /// What a notified waiter does with its notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
+pub(crate) enum NotificationUse {
     Used,
     /// Another waiter gets the notification.
     PassedOn,
@@ -48,7 +48,7 @@ impl ConditionScripts<'_> {
         waiter: &Owner,
     ) -> Result<bool, Trouble> {
         let command = self.command(&WAIT, Some(lock), &[&owner.text(), &waiter.text()]);
-        flag(call(route, &needing(command, Rights::Conditions), Rights::Conditions)?)
+        flag(call(route, &checking_rights(command, Rights::Conditions), Rights::Conditions)?)
     }
 
     /// Notifies one waiter, or all waiters. Returns the number of notified waiters, or `None` if
@@ -72,16 +72,16 @@ impl ConditionScripts<'_> {
     }
 
     /// Asks for the state of a waiter. If the waiter `leaves`, also removes its entry.
-    pub(crate) fn look(
+    pub(crate) fn waiter_state(
         self,
         route: &Route,
         waiter: &Owner,
         leaves: bool,
-    ) -> Result<Looked, Trouble> {
+    ) -> Result<WaiterState, Trouble> {
         let leaves: &[u8] = if leaves { b"1" } else { b"0" };
         let command = self.command(&LOOK, None, &[&waiter.text(), leaves]);
         let waits = flag(call(route, &command, Rights::Conditions)?)?;
-        Ok(if waits { Looked::Waits } else { Looked::Notified })
+        Ok(if waits { WaiterState::Waits } else { WaiterState::Notified })
     }
 
     /// Returns the command that sends keep-alives of notified waiters.
@@ -92,8 +92,8 @@ impl ConditionScripts<'_> {
     }
 
     /// Returns the command that removes all data of a waiter.
-    pub(crate) fn done_command(self, waiter: &[u8], becomes: Use) -> Command {
-        let pass: &[u8] = if becomes == Use::PassedOn { b"1" } else { b"0" };
+    pub(crate) fn done_command(self, waiter: &[u8], becomes: NotificationUse) -> Command {
+        let pass: &[u8] = if becomes == NotificationUse::PassedOn { b"1" } else { b"0" };
         self.command(&DONE, None, &[waiter, pass])
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redlatch_client::{CachedScript, Command, Route};
 
-use super::{Rights, Trouble, call, flag, needing, query, read, time};
+use super::{Rights, Trouble, call, checking_rights, flag, query, read, time};
 use crate::scripts::{ElectionKeys, Owner};
 
 static LEAD: LazyLock<CachedScript> = script!(NUMBER; "election/lead.lua");
@@ -45,7 +45,7 @@ impl ElectionScripts<'_> {
         let mut arguments = vec![&*owner, token, who, host, leader];
         arguments.extend(value.map(str::as_bytes));
         let command = Command::script(&LEAD, &[name, leader], &arguments);
-        flag(call(self.route, &needing(command, Rights::Elections), Rights::Elections)?)
+        flag(call(self.route, &checking_rights(command, Rights::Elections), Rights::Elections)?)
     }
 
     pub(crate) fn resign_command(self, owner: &Owner, token: u64) -> Command {

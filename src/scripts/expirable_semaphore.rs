@@ -9,10 +9,10 @@ use redlatch_client::{CachedScript, Command, Outcome, ReplicaAcks, Route, decima
 use super::expiry::Expiry;
 use super::once::Once;
 use super::requests::{RequestId, Requests};
-use super::semaphore::{heard_by, parsed};
+use super::semaphore::{known_listeners, parsed};
 use super::{
-    Replied, Rights, Trouble, accepted, answered, flag, granted, millis, needing, number, query,
-    time, unexpected,
+    Replied, Rights, Trouble, accepted, answered, checking_rights, flag, granted, millis, number,
+    query, time, unexpected,
 };
 use crate::scripts::{ExpirableKeys, PermitId, SemaphoreKeys};
 
@@ -61,7 +61,7 @@ pub(crate) struct ReturnedPermits {
     pub(crate) live: usize,
     /// The number of subscribers that got the message, or [`REFUSED`](super::semaphore::REFUSED).
     /// `None` if no permit is free, so that no message was sent.
-    pub(crate) heard: Option<i64>,
+    pub(crate) listeners: Option<i64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +95,7 @@ impl ExpirableScripts<'_> {
         .chain(ids.iter().map(|id| id.as_bytes().as_slice()))
         .collect();
         let command = Command::script(&TRY_ACQUIRE, &self.keys(), &arguments);
-        let command = needing(command, RIGHTS).acknowledged(self.acks);
+        let command = checking_rights(command, RIGHTS).acknowledged(self.acks);
         // A copy of the request finds the ids, and takes nothing.
         let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
         granted(outcome, in_doubt, RIGHTS, acquired)
@@ -119,7 +119,7 @@ impl ExpirableScripts<'_> {
     pub(crate) fn release(self, command: &Command) -> Result<Replied<ReturnedPermits>, Trouble> {
         let (outcome, in_doubt) = self.route.call_twice(command, || command.clone());
         let reply = read_released(answered(outcome, in_doubt, RIGHTS)?)?;
-        Ok(Replied::counts(reply, in_doubt))
+        Ok(Replied::acknowledged(reply, in_doubt))
     }
 
     /// Returns the remaining lease of a permit, `None` if there is no such permit, or
@@ -244,8 +244,11 @@ pub(crate) fn released(outcome: Outcome) -> Result<ReturnedPermits, Trouble> {
 }
 
 fn read_released(reply: Value) -> Result<ReturnedPermits, Trouble> {
-    let Some((live, heard)) = pair(&reply) else { return Err(unexpected(&reply)) };
-    Ok(ReturnedPermits { live: usize::try_from(live).unwrap_or(0), heard: heard_by(heard) })
+    let Some((live, listeners)) = pair(&reply) else { return Err(unexpected(&reply)) };
+    Ok(ReturnedPermits {
+        live: usize::try_from(live).unwrap_or(0),
+        listeners: known_listeners(listeners),
+    })
 }
 
 fn acquired(reply: Value) -> Result<TakenPermit, Trouble> {

@@ -8,7 +8,9 @@ use std::time::Duration;
 use redis::Value;
 use redlatch_client::{CachedScript, Command, Outcome, ReplicaAcks, Route};
 
-use super::{Replied, Rights, Trouble, accepted, flag, granted, millis, needing, unexpected};
+use super::{
+    Replied, Rights, Trouble, accepted, checking_rights, flag, granted, millis, unexpected,
+};
 use crate::scripts::{FairKeys, Owner};
 
 static ACQUIRE: LazyLock<CachedScript> = script!(takes; LIST; FAIR_OWNER, "fair/acquire.lua");
@@ -50,7 +52,7 @@ pub(crate) enum FairAcquired {
         /// Whether the message may come from one of Redisson's clients, on the owner's own channel.
         by_redisson: bool,
         /// Whether the owner had lost its entry and has one again.
-        came_back: bool,
+        was_requeued: bool,
     },
     /// The owner has lost its entry.
     Missing {
@@ -64,14 +66,14 @@ pub(crate) enum FairAcquired {
 pub(crate) enum Others<'a> {
     /// The owner has not been queued. The owner's first request also names these owners, which get
     /// the entries behind the owner's entry.
-    Company {
+    Companions {
         owners: &'a [Owner],
         /// Whether the client does not listen yet and has no other waiter in the queue. If so, each
         /// of `owners` asks again when the client listens.
-        just_come: bool,
+        is_not_listening: bool,
     },
     /// The owner was queued before, and its request names no other owners.
-    Nobody,
+    Omitted,
     /// The owner was queued before and has lost its entry. The named owners were queued, too. The
     /// named owners that have lost their entries also return to the queue.
     Requeued(&'a [Owner]),
@@ -88,7 +90,7 @@ pub(crate) fn followers(word: &str) -> Option<Followers> {
 }
 
 #[derive(Debug)]
-pub(crate) struct KeptAlive {
+pub(crate) struct KeepAliveReply {
     /// The time after which the next keep-alive is due, if that is sooner than usual.
     pub(crate) again: Option<Duration>,
     /// The first waiter of a free lock, if it should ask now.
@@ -109,15 +111,15 @@ impl FairScripts<'_> {
     ) -> Result<Replied<FairAcquired>, Trouble> {
         let (mut digits, owner) = ([0; 20], owner.text());
         let (was_queued, others) = match others {
-            Others::Company { owners, just_come: false } => (b"0", owners),
-            Others::Company { owners, just_come: true } => (b"3", owners),
+            Others::Companions { owners, is_not_listening: false } => (b"0", owners),
+            Others::Companions { owners, is_not_listening: true } => (b"3", owners),
             Others::Requeued(others) => (b"1", others),
-            Others::Nobody => (b"2", &[][..]),
+            Others::Omitted => (b"2", &[][..]),
         };
         let others: Vec<_> = others.iter().map(Owner::text).collect();
         let mut arguments = vec![millis(lease, &mut digits), &owner, was_queued];
         arguments.extend(others.iter().map(|owner| &owner[..]));
-        let command = needing(self.command(&ACQUIRE, &arguments), Rights::FairLocks);
+        let command = checking_rights(self.command(&ACQUIRE, &arguments), Rights::FairLocks);
         let command = command.acknowledged(self.acks);
         let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
         granted(outcome, in_doubt, Rights::FairLocks, acquired)
@@ -132,7 +134,7 @@ impl FairScripts<'_> {
     ) -> Result<Replied<bool>, Trouble> {
         let mut digits = [0; 20];
         let command = self.command(&TRY, &[millis(lease, &mut digits), &owner.text()]);
-        let command = needing(command, Rights::FairLocks).acknowledged(self.acks);
+        let command = checking_rights(command, Rights::FairLocks).acknowledged(self.acks);
         let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
         granted(outcome, in_doubt, Rights::FairLocks, flag)
     }
@@ -210,14 +212,14 @@ fn acquired(reply: Value) -> Result<FairAcquired, Trouble> {
         [
             Value::Int(0),
             Value::Int(now),
-            Value::Int(ask),
-            Value::Int(redisson),
-            Value::Int(back),
+            Value::Int(ask_after),
+            Value::Int(by_redisson),
+            Value::Int(was_requeued),
         ] => FairAcquired::Queued {
             now: number(*now),
-            ask_after: ends_after(*ask),
-            by_redisson: *redisson != 0,
-            came_back: *back != 0,
+            ask_after: ends_after(*ask_after),
+            by_redisson: *by_redisson != 0,
+            was_requeued: *was_requeued != 0,
         },
         [Value::Int(3), Value::Int(now)] => FairAcquired::Missing { now: number(*now) },
         _ => return Err(unexpected(&Value::Array(reply))),
@@ -238,10 +240,10 @@ pub(crate) fn over(lease: Duration) -> Duration {
 }
 
 /// Reads the reply to a [`FairScripts::keep_alive_command`].
-pub(crate) fn kept_alive(outcome: Outcome) -> Result<KeptAlive, Trouble> {
+pub(crate) fn read_keep_alive(outcome: Outcome) -> Result<KeepAliveReply, Trouble> {
     match accepted(outcome, Rights::FairLocks)? {
         Value::Array(reply) => match reply.as_slice() {
-            [Value::Int(again), first, missing @ ..] => Ok(KeptAlive {
+            [Value::Int(again), first, missing @ ..] => Ok(KeepAliveReply {
                 again: ends_after(*again),
                 first: number_of(first),
                 missing: missing.iter().filter_map(number_of).collect(),

@@ -10,10 +10,11 @@ use redlatch_client::{
     CachedScript, Command, Failure, Outcome, Pieces, ReplicaAcks, Route, decimal, reply_code,
 };
 
-use super::chain::{Chain, Since};
+use super::chain::{Chain, ChainStart};
 use super::script_set::ScriptSet;
 use super::{
-    Replied, Rights, Trouble, accepted, answered, flag, granted, millis, needing, query, unexpected,
+    Replied, Rights, Trouble, accepted, answered, checking_rights, flag, granted, millis, query,
+    unexpected,
 };
 use crate::scripts::{LockKeys, Mode, Owner};
 
@@ -57,10 +58,10 @@ static SCRIPTS: ScriptSet = ScriptSet {
 
 /// Returns the scripts' argument for a chain, in ms: the server's time at which the chain began, or
 /// minus the chain's age. Returns `None` if no chain is sent.
-pub(super) fn since(chain: Chain, digits: &mut [u8; 20]) -> Option<&[u8]> {
-    match chain.since(clock::now)? {
-        Since::Server(at) => Some(decimal(at, digits)),
-        Since::Ago(age) => Some(minus(age, digits)),
+pub(super) fn chain_start_argument(chain: Chain, digits: &mut [u8; 20]) -> Option<&[u8]> {
+    match chain.start_to_send(clock::now)? {
+        ChainStart::At(at) => Some(decimal(at, digits)),
+        ChainStart::Age(age) => Some(minus(age, digits)),
     }
 }
 
@@ -114,16 +115,16 @@ pub(crate) struct Tokens {
 
 impl Tokens {
     /// `TOKENS` of `lua/lock/holder.lua`.
-    const A_HOLD: u64 = 1_024;
+    const PER_HOLD: u64 = 1_024;
 
     /// Returns the tokens of the hold whose last token is `last`, or `None` if it is too low.
     pub(crate) fn up_to(last: u64) -> Option<Self> {
-        NonZero::new(last).filter(|last| last.get() >= Self::A_HOLD).map(|last| Self { last })
+        NonZero::new(last).filter(|last| last.get() >= Self::PER_HOLD).map(|last| Self { last })
     }
 
     /// Returns the token after the first `used` tokens.
     pub(crate) fn after(self, used: u16) -> Option<NonZero<u64>> {
-        let left = (Self::A_HOLD - 1).checked_sub(used.into())?;
+        let left = (Self::PER_HOLD - 1).checked_sub(used.into())?;
         NonZero::new(self.last.get() - left)
     }
 }
@@ -240,17 +241,17 @@ impl LockScripts<'_> {
         let (mut digits, owner) = ([0; 20], owner.text());
         let arguments = [millis(lease, &mut digits), &owner].map(Pieces::from);
         let command = self.command(script, &arguments, extra).acknowledged(self.acks);
-        needing(command, self.rights())
+        checking_rights(command, self.rights())
     }
 
     /// Returns the command that releases the lock, and grants it to the next process if one waits.
     pub(crate) fn release_command(self, owner: &Owner, chain: Chain) -> Command {
-        self.ending(self.script_set().release, &owner.text(), chain)
+        self.end_command(self.script_set().release, &owner.text(), chain)
     }
 
     /// Returns the command that removes the owner from the queue, and releases its lock.
     pub(crate) fn give_up_command(self, owner: &[u8], chain: Chain) -> Command {
-        self.ending(self.script_set().give_up, owner, chain)
+        self.end_command(self.script_set().give_up, owner, chain)
     }
 
     /// Returns the command that shortens the lease of a kept hold, which no thread has, to `rest`.
@@ -281,7 +282,7 @@ impl LockScripts<'_> {
         }
     }
 
-    fn ending(
+    fn end_command(
         self,
         script: &'static LazyLock<CachedScript>,
         owner: &[u8],
@@ -289,7 +290,7 @@ impl LockScripts<'_> {
     ) -> Command {
         let (mut since, mut count) = ([0; 20], [0; 20]);
         let (owner, channel) = (owner.into(), self.keys.public());
-        match self::since(chain, &mut since) {
+        match chain_start_argument(chain, &mut since) {
             Some(since) => {
                 let count = decimal(chain.count.into(), &mut count);
                 self.command(
@@ -363,14 +364,14 @@ pub(super) fn acquired(reply: Value) -> Result<Acquired, Trouble> {
             Value::Int(now),
             Value::Int(left),
             Value::Int(place),
-            Value::Int(whose),
-            Value::Int(fresh),
+            Value::Int(holder_kind),
+            Value::Int(is_new),
         ] => Ok(Acquired::Refused(Refused {
             now: number(*now),
             left: Duration::from_millis(number(*left)),
             place: u32::try_from(*place).unwrap_or(u32::MAX),
-            by_redisson: *whose == 1,
-            is_new: *fresh == 1,
+            by_redisson: *holder_kind == 1,
+            is_new: *is_new == 1,
         })),
         _ => Err(unexpected(&reply)),
     }
@@ -385,7 +386,7 @@ pub(crate) enum Released {
     LeftToOthers,
     /// Like [`Done`](Self::Done), but the server refused the public message, so Redisson's waiters
     /// sleep until the lease that they know ends.
-    Untold,
+    PublishRefused,
     NotHeld,
     /// The owner did not have the lock when the second copy of the request ran. Either the first
     /// copy released the lock and its reply was lost, or the hold was lost before. (To distinguish
@@ -425,7 +426,7 @@ pub(crate) fn release_reply(outcome: Outcome, rights: Rights) -> Result<Released
         Value::Nil => Ok(Released::NotHeld),
         Value::Int(1) => Ok(Released::HandedOn),
         Value::Int(2 | 3) => Ok(Released::LeftToOthers),
-        Value::Int(5) => Ok(Released::Untold),
+        Value::Int(5) => Ok(Released::PublishRefused),
         Value::Int(_) => Ok(Released::Done),
         other => Err(unexpected(&other)),
     }
@@ -531,7 +532,7 @@ pub(crate) fn remaining_lease(
         return Ok(None);
     }
     let held = answered(outcome, in_doubt, rights_to(mode)).and_then(HeldState::read);
-    held.map(|held| held.map(|state| state.left)).map_err(Trouble::of_a_question)
+    held.map(|held| held.map(|state| state.left)).map_err(Trouble::of_query)
 }
 
 /// Converts the reply of a PTTL to a time. Zero if the key has just expired.
@@ -548,7 +549,7 @@ mod tests {
     /// look for Redisson's waiters.
     #[test]
     fn a_release_names_its_chain_once_the_chain_is_old_enough_to_count() {
-        let said = |chain| since(chain, &mut [0; 20]).map(<[u8]>::to_vec);
+        let said = |chain| chain_start_argument(chain, &mut [0; 20]).map(<[u8]>::to_vec);
         let script = include_str!("../../lua/hand_off.lua");
         assert!(
             script.contains(&format!("WINDOW, MIN_CHAIN_AGE = 4, {}\n", MIN_CHAIN_AGE / 1_000_000))

@@ -139,7 +139,7 @@ fn call(route: &Route, command: &Command, rights: Rights) -> Result<Value, Troub
 
 /// Makes the command fail if its user lacks one of these rights. (The server checks the rights once
 /// for each connection.)
-fn needing(command: Command, rights: Rights) -> Command {
+fn checking_rights(command: Command, rights: Rights) -> Command {
     match rights.question() {
         Some(question) => command.needs(question),
         None => command,
@@ -153,7 +153,7 @@ fn query<T>(
     rights: Rights,
     read: impl FnOnce(Value) -> Result<T, Trouble>,
 ) -> Result<T, Trouble> {
-    call(route, command, rights).and_then(read).map_err(Trouble::of_a_question)
+    call(route, command, rights).and_then(read).map_err(Trouble::of_query)
 }
 
 /// Like [`call`], but the copy may differ from the first command. Also returns whether the copy was
@@ -172,12 +172,12 @@ fn call_again(
 fn answered(outcome: Outcome, in_doubt: bool, rights: Rights) -> Result<Value, Trouble> {
     accepted(outcome, rights).map_err(|trouble| match trouble {
         // The first command may have run, even if the copy did not.
-        trouble if in_doubt => Trouble::Unknown(trouble.into_error().after(BROKE)),
+        trouble if in_doubt => Trouble::Unknown(trouble.into_error().after(SENT_TWICE)),
         trouble => trouble,
     })
 }
 
-const BROKE: &str = "the connection broke after the request was sent; then: ";
+const SENT_TWICE: &str = "the connection broke after the request was sent; then: ";
 
 /// A reply, and whether its request was sent twice. If it was, the first copy may still run. If the
 /// request was not granted, the client must undo the first copy.
@@ -191,7 +191,7 @@ pub(crate) struct Replied<T> {
 
 impl<T> Replied<T> {
     /// A reply whose grant needs no replicas, or that enough replicas have.
-    pub(crate) fn counts(reply: T, in_doubt: bool) -> Self {
+    pub(crate) fn acknowledged(reply: T, in_doubt: bool) -> Self {
         Self { reply, in_doubt, unacknowledged: None }
     }
 }

@@ -7,9 +7,9 @@ use redis::Value;
 use redlatch_client::{CachedScript, Command, Outcome, Pieces, Route, decimal};
 
 use super::chain::Chain;
-use super::lock::{Acquired, LockScripts, Released, acquired, release_reply, since};
+use super::lock::{Acquired, LockScripts, Released, acquired, chain_start_argument, release_reply};
 use super::{
-    Mode, Owner, Replied, Rights, Trouble, accepted, granted, millis, needing, unexpected,
+    Mode, Owner, Replied, Rights, Trouble, accepted, checking_rights, granted, millis, unexpected,
 };
 
 static ACQUIRE: LazyLock<CachedScript> = script!(takes; NUMBER_OR_LIST; "multi/acquire.lua");
@@ -42,7 +42,7 @@ pub(crate) fn acquire(
     lease: Duration,
 ) -> Result<Replied<AllAcquired>, Trouble> {
     let Some((first, _)) = locks.first() else {
-        return Ok(Replied::counts(AllAcquired::Refused, false));
+        return Ok(Replied::acknowledged(AllAcquired::Refused, false));
     };
     let owners: Vec<_> = locks.iter().map(|(_, owner)| owner.text()).collect();
     let mut digits = [0; 20];
@@ -50,7 +50,7 @@ pub(crate) fn acquire(
     arguments.push(Pieces::from(millis(lease, &mut digits)));
     arguments.extend(owners.iter().map(|owner| Pieces::from(&**owner)));
     let command = command(&ACQUIRE, locks.iter().map(|(lock, _)| *lock), &arguments);
-    let command = needing(command, first.rights());
+    let command = checking_rights(command, first.rights());
     let (outcome, in_doubt) = first.route.call_twice(&command, || command.clone());
     let alone = Acquired::Granted { already: false, places: 0, tokens: None };
     granted(outcome, in_doubt, first.rights(), |reply| match reply {
@@ -96,7 +96,7 @@ pub(crate) fn release_command(locks: &[(LockScripts<'_>, Owner, Chain)]) -> Comm
     arguments.push(decimal(database.unsigned_abs(), number).into());
     arguments.extend(owners.iter().map(|owner| Pieces::from(&**owner)));
     arguments.extend(locks.iter().map(|(lock, ..)| lock.keys.public()));
-    let chains: Vec<_> = locks.iter().map(|(.., chain)| sent(*chain)).collect();
+    let chains: Vec<_> = locks.iter().map(|(.., chain)| chain_arguments(*chain)).collect();
     let (since, counts): (Vec<_>, Vec<_>) = if chains.iter().any(Option::is_some) {
         let nothing = || (b"0".to_vec(), b"0".to_vec());
         chains.into_iter().map(|chain| chain.unwrap_or_else(nothing)).unzip()
@@ -108,9 +108,9 @@ pub(crate) fn release_command(locks: &[(LockScripts<'_>, Owner, Chain)]) -> Comm
 }
 
 /// Returns the two arguments of a chain, or `None` if no chain is sent.
-fn sent(chain: Chain) -> Option<(Vec<u8>, Vec<u8>)> {
+fn chain_arguments(chain: Chain) -> Option<(Vec<u8>, Vec<u8>)> {
     let (mut start, mut count) = ([0; 20], [0; 20]);
-    let start = since(chain, &mut start)?;
+    let start = chain_start_argument(chain, &mut start)?;
     Some((start.to_vec(), decimal(chain.count.into(), &mut count).to_vec()))
 }
 

@@ -4,7 +4,9 @@ use redis::Value;
 use redlatch_client::{CachedScript, Command, ReplicaAcks, Route, decimal, write_decimal};
 
 use super::requests::{RequestId, Requests, VALID_FOR};
-use super::{Replied, Rights, Trouble, answered, call, granted, millis, needing, unexpected};
+use super::{
+    Replied, Rights, Trouble, answered, call, checking_rights, granted, millis, unexpected,
+};
 use crate::error::{Error, ErrorKind};
 
 /// The maximum number of times that one call repeats earlier changes at a server that lacks them.
@@ -55,13 +57,13 @@ impl Once<'_> {
     /// Like [`call`](Self::call), for a request that this thread may have sent before, in an
     /// earlier call.
     pub(crate) fn call_again(&self, route: &Route, sent_before: bool) -> Result<Value, Trouble> {
-        let as_sent = |command| needing(command, self.rights);
+        let as_sent = |command| checking_rights(command, self.rights);
         self.send(route, sent_before, as_sent).map(|replied| replied.reply)
     }
 
     /// Like [`call`](Self::call), for a request that may take permits.
     pub(crate) fn take(&self, route: &Route) -> Result<Replied<Value>, Trouble> {
-        self.send(route, false, |command| needing(command, self.rights))
+        self.send(route, false, |command| checking_rights(command, self.rights))
     }
 
     /// Like [`call`](Self::call), for a request that gives permits back. The server does not check
@@ -76,7 +78,7 @@ impl Once<'_> {
         mut sent_before: bool,
         as_sent: impl Fn(Command) -> Command,
     ) -> Result<Replied<Value>, Trouble> {
-        if !self.requests.server.is_known() {
+        if !self.requests.server.is_set() {
             // If this query fails, the request was not sent.
             self.learn(route).map_err(|trouble| match trouble {
                 Trouble::Unknown(error) => Trouble::Unsent(error),
@@ -99,13 +101,13 @@ impl Once<'_> {
                 if !self.requests.must_be_mended(self.request_id, route.incarnation()) {
                     continue;
                 }
-                for (_, mend) in self.requests.mends(Some(self.request_id.sequence)) {
+                for (_, mend) in self.requests.mend_commands(Some(self.request_id.sequence)) {
                     let (outcome, _) = route.call_twice(&mend, || mend.clone());
                     answered(outcome, in_doubt, self.rights)?;
                 }
                 continue;
             }
-            if !self.requests.is_late(&replied.reply) {
+            if !self.requests.check_late(&replied.reply) {
                 return Ok(replied);
             } else if in_doubt {
                 // The server may have applied an earlier copy so long ago that the record has

@@ -69,7 +69,7 @@ impl RenewalKind {
 /// Returns the command that renews these holds. Each hold has its key, its owner, and a flag that
 /// makes the renewal ask whether others wait for the lock.
 pub(crate) fn renew_command<'a>(
-    renewals: RenewalKind,
+    kind: RenewalKind,
     holds: impl Iterator<Item = (&'a str, &'a Owner, bool)> + Clone,
     lease: Duration,
     longer: Longer,
@@ -97,7 +97,7 @@ pub(crate) fn renew_command<'a>(
         })
         .collect();
     arguments.extend(owners.iter().map(Vec::as_slice));
-    let script = match renewals {
+    let script = match kind {
         RenewalKind::Locks => &lock::RENEW,
         RenewalKind::Permits => &expirable_semaphore::RENEW,
     };
@@ -109,13 +109,13 @@ pub(crate) fn renew_command<'a>(
 
 /// Reads the reply of the server at `address` to a [`renew_command`]: a result for each hold.
 pub(crate) fn renewed(
-    renewals: RenewalKind,
+    kind: RenewalKind,
     outcome: Outcome,
     address: &Arc<str>,
 ) -> Result<Vec<Renewed>, Trouble> {
-    let rights = renewals.rights();
-    let Replied { reply, unacknowledged, .. } = granted(outcome, false, rights, each)?;
-    let renewed = |reply| match is_renewed(reply, rights, || Arc::clone(address)) {
+    let rights = kind.rights();
+    let Replied { reply, unacknowledged, .. } = granted(outcome, false, rights, replies_of_each)?;
+    let renewed = |reply| match read_renewed(reply, rights, || Arc::clone(address)) {
         // The hold is lost, even if too few replicas have the renewal.
         Ok((StillHeld::No, _)) => Renewed::Done(StillHeld::No, false),
         Ok((held, is_wanted)) => {
@@ -126,7 +126,7 @@ pub(crate) fn renewed(
     Ok(reply.into_iter().map(renewed).collect())
 }
 
-fn each(reply: Value) -> Result<Vec<Value>, Trouble> {
+fn replies_of_each(reply: Value) -> Result<Vec<Value>, Trouble> {
     match reply {
         Value::Array(replies) => Ok(replies),
         other => Err(unexpected(&other)),
@@ -134,7 +134,7 @@ fn each(reply: Value) -> Result<Vec<Value>, Trouble> {
 }
 
 /// Whether one hold was renewed, and whether others wait for the lock.
-fn is_renewed(
+fn read_renewed(
     reply: Value,
     rights: Rights,
     address: impl FnOnce() -> Arc<str>,
@@ -155,21 +155,22 @@ fn is_renewed(
 
 /// Raises one hold's lease now. Returns `false` if the owner has lost the hold.
 pub(crate) fn extend(
-    renewals: RenewalKind,
+    kind: RenewalKind,
     route: &Route,
     key: &str,
     owner: &Owner,
     lease: Duration,
     acks: Option<ReplicaAcks>,
 ) -> Result<bool, Trouble> {
-    let rights = renewals.rights();
+    let rights = kind.rights();
     let hold = std::iter::once((key, owner, false));
-    let command = renew_command(renewals, hold, lease, Longer::Kept, acks);
+    let command = renew_command(kind, hold, lease, Longer::Kept, acks);
     let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
-    let Replied { mut reply, unacknowledged, .. } = granted(outcome, in_doubt, rights, each)?;
+    let Replied { mut reply, unacknowledged, .. } =
+        granted(outcome, in_doubt, rights, replies_of_each)?;
     let Some(reply) = reply.pop() else { return Err(unexpected(&Value::Nil)) };
     let address = || route.lane().endpoint().health().address();
-    if is_renewed(reply, rights, address).map_err(Trouble::Refused)?.0 == StillHeld::No {
+    if read_renewed(reply, rights, address).map_err(Trouble::Refused)?.0 == StillHeld::No {
         return Ok(false);
     }
     unacknowledged.map_or(Ok(true), |unacknowledged| Err(Trouble::Unknown(unacknowledged)))

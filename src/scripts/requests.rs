@@ -12,7 +12,7 @@ use redlatch_client::sync::atomic::{AtomicI64, Ordering};
 use redlatch_client::sync::{Mutex, Registry, clock};
 use redlatch_client::{CachedScript, Command, Route};
 
-use super::changes::{Change, KEPT, Log, Mark};
+use super::changes::{Change, KEEP_FOR, Log, Mark};
 use super::{ClientId, Trouble};
 use crate::scripts::SemaphoreKeys;
 
@@ -26,12 +26,12 @@ pub(super) const RECORD_TTL: Duration = Duration::from_secs(300);
 pub(crate) const VALID_FOR: Duration = Duration::from_secs(240);
 /// The age at which a change is always dropped. No client waits this long for the end of an
 /// outage.
-const IDLE: u64 = 120_000_000_000;
+const MAX_AGE: u64 = 120_000_000_000;
 /// How long a name that is used only once is usually in use.
-const USED: u64 = 500_000_000;
+const TYPICAL_USE: u64 = 500_000_000;
 /// The largest number of changes that are kept for a client. (The number is lower in tests, because
 /// a test must reach it before a change is too old, even on a busy machine.)
-const MOST: usize = if cfg!(test) { 20_000 } else { 200_000 };
+const MAX_CHANGES: usize = if cfg!(test) { 20_000 } else { 200_000 };
 
 /// The number of milliseconds by which the server's clock is ahead of this process's clock,
 /// according to the server's replies.
@@ -39,20 +39,20 @@ const MOST: usize = if cfg!(test) { 20_000 } else { 200_000 };
 pub(crate) struct ServerClock(AtomicI64);
 
 impl ServerClock {
-    pub(super) fn is_known(&self) -> bool {
+    pub(super) fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 0
     }
 
     fn now(&self) -> i64 {
-        ours().saturating_add(self.0.load(Ordering::Relaxed))
+        own_millis().saturating_add(self.0.load(Ordering::Relaxed))
     }
 
     pub(super) fn set(&self, now: i64) {
-        self.0.store(now.saturating_sub(ours()), Ordering::Relaxed);
+        self.0.store(now.saturating_sub(own_millis()), Ordering::Relaxed);
     }
 }
 
-fn ours() -> i64 {
+fn own_millis() -> i64 {
     i64::try_from(clock::now() / 1_000_000).unwrap_or(i64::MAX)
 }
 
@@ -113,7 +113,11 @@ impl Requests {
     }
 
     /// Makes the client repeat the changes of these requests at another server.
-    pub(crate) fn told_again(mut self, changes: &Arc<ChangedNames>, route: Route) -> Self {
+    pub(crate) fn with_repeated_changes(
+        mut self,
+        changes: &Arc<ChangedNames>,
+        route: Route,
+    ) -> Self {
         self.changes = Arc::downgrade(changes);
         self.route = Some(route);
         self
@@ -121,7 +125,7 @@ impl Requests {
 
     /// Sets for how long a request is valid, and for how long the server remembers it.
     #[cfg(all(test, testkit))]
-    pub(crate) fn forgotten_after(mut self, valid_for: Duration, record_ttl: Duration) -> Self {
+    pub(crate) fn with_validity(mut self, valid_for: Duration, record_ttl: Duration) -> Self {
         (self.valid_for, self.record_ttl) = (valid_for, record_ttl);
         self
     }
@@ -170,8 +174,8 @@ impl Requests {
 
     /// Like [`close`](Self::close), for a request that has changed the number of free permits.
     /// `mark`: the mark in its reply. `permits`: zero if the request was undone. Returns `true` if
-    /// the caller must [repeat](Self::mends_of) this change, because a new master may have received
-    /// only the changes before it.
+    /// the caller must [repeat](Self::mend_commands_for) this change, because a new master may have
+    /// received only the changes before it.
     ///
     /// A thread may read the old master's reply, be suspended, and call this function after the
     /// renewer has sent all changes to the new master. So this function first adds the change and
@@ -180,7 +184,7 @@ impl Requests {
     /// (The next request of the sequence would also repeat the change, but there may be no next
     /// request.)
     #[must_use = "`true`: the permits are wrong for good unless the change is made again"]
-    pub(crate) fn applied(
+    pub(crate) fn record_applied(
         self: &Arc<Self>,
         request_id: RequestId,
         semaphore: &Arc<str>,
@@ -218,7 +222,7 @@ impl Requests {
 
     /// Called when the name's last handle is dropped. Frees the sequences if no request is open.
     /// (While there are changes, `self` exists without a handle.)
-    pub(crate) fn rest(&self) {
+    pub(crate) fn free_sequences(&self) {
         let mut sequences = self.sequences.lock();
         if sequences.free.len() == sequences.open.len() {
             (sequences.open, sequences.free) = Default::default();
@@ -232,23 +236,23 @@ impl Requests {
     /// Returns the commands that repeat the changes of a sequence, or of all sequences, at a server
     /// that lacks them. The name beside each command is its semaphore's name. The commands must be
     /// sent in this order.
-    pub(crate) fn mends(&self, sequence: Option<usize>) -> Vec<(Arc<str>, Command)> {
+    pub(crate) fn mend_commands(&self, sequence: Option<usize>) -> Vec<(Arc<str>, Command)> {
         let parts = self.sequences.lock().log.parts(sequence);
-        parts.iter().filter_map(|part| self.mend(part)).collect()
+        parts.iter().filter_map(|part| self.mend_command(part)).collect()
     }
 
-    /// Returns the [`mends`](Self::mends) of a request's sequence.
-    pub(crate) fn mends_of(&self, request_id: RequestId) -> Vec<(Arc<str>, Command)> {
-        self.mends(Some(request_id.sequence))
+    /// Returns the [`mend_commands`](Self::mend_commands) of a request's sequence.
+    pub(crate) fn mend_commands_for(&self, request_id: RequestId) -> Vec<(Arc<str>, Command)> {
+        self.mend_commands(Some(request_id.sequence))
     }
 
-    /// Notes that this run of the server has received all [`mends`](Self::mends) of these
-    /// semaphores for changes that were made before `asked`.
-    pub(crate) fn mended(&self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
-        self.with_log(|log| log.mended(run, asked, is_meant));
+    /// Notes that this run of the server has received all [`mend_commands`](Self::mend_commands) of
+    /// these semaphores for changes that were made before `asked`.
+    pub(crate) fn record_mended(&self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
+        self.with_log(|log| log.record_mended(run, asked, is_meant));
     }
 
-    fn mend(&self, changes: &[Change]) -> Option<(Arc<str>, Command)> {
+    fn mend_command(&self, changes: &[Change]) -> Option<(Arc<str>, Command)> {
         let last = changes.last()?;
         // The command has the earliest time of its changes: a change that is applied too late might
         // be applied twice. (A change that is refused too early is logged.)
@@ -319,7 +323,7 @@ impl Requests {
 
     /// Whether the reply says that the request arrived too late. Also stores the server's time from
     /// such a reply.
-    pub(crate) fn is_late(&self, reply: &Value) -> bool {
+    pub(crate) fn check_late(&self, reply: &Value) -> bool {
         match reply {
             Value::Array(parts) => match parts.as_slice() {
                 [Value::Int(now)] => {
@@ -374,7 +378,7 @@ pub(crate) struct ChangedNames {
 #[derive(Debug, Default)]
 struct NameQueue {
     /// The number of names that have left the front of the queue so far.
-    before: u64,
+    removed: u64,
     /// The names, each with the time at which it was added to the end of the queue.
     queue: VecDeque<(u64, Arc<Requests>)>,
 }
@@ -393,8 +397,8 @@ impl ChangedNames {
     /// returned twice.)
     pub(crate) fn next(&self, cursor: &mut Cursor, most: usize) -> Vec<Arc<Requests>> {
         let names = self.names.lock();
-        let from = cursor.0.max(names.before);
-        let skip = usize::try_from(from - names.before).unwrap_or(usize::MAX);
+        let from = cursor.0.max(names.removed);
+        let skip = usize::try_from(from - names.removed).unwrap_or(usize::MAX);
         let next: Vec<_> =
             names.queue.iter().skip(skip).take(most).map(|(_, it)| Arc::clone(it)).collect();
         cursor.0 = from + next.len() as u64;
@@ -402,7 +406,7 @@ impl ChangedNames {
     }
 
     /// Returns how many changes were dropped since the last call although they were not old.
-    pub(crate) fn forgotten(&self) -> u64 {
+    pub(crate) fn take_forgotten(&self) -> u64 {
         self.forgotten.swap(0, Ordering::Relaxed)
     }
 
@@ -410,7 +414,7 @@ impl ChangedNames {
         let now = change.at;
         let (gone, old) = log.add(change);
         self.count.fetch_add(1, Ordering::Relaxed);
-        self.went(gone, old);
+        self.count_removed(gone, old);
         if !std::mem::replace(&mut log.is_listed, true) {
             // This thread holds the log's mutex, so no other thread adds a change before the name
             // is listed.
@@ -418,7 +422,7 @@ impl ChangedNames {
         }
     }
 
-    fn went(&self, gone: usize, old: usize) {
+    fn count_removed(&self, gone: usize, old: usize) {
         self.count.fetch_sub(gone, Ordering::Relaxed);
         self.forgotten.fetch_add((gone - old) as u64, Ordering::Relaxed);
     }
@@ -438,13 +442,13 @@ impl ChangedNames {
             let left = first.with_log(|log| {
                 let mut names = self.names.lock();
                 match names.queue.front() {
-                    Some((_, it)) if Arc::ptr_eq(it, &first) => names.before += 1,
+                    Some((_, it)) if Arc::ptr_eq(it, &first) => names.removed += 1,
                     // Another thread has swept this name.
                     _ => return None,
                 }
                 let left = names.queue.pop_front();
                 let now = clock::now();
-                self.look(log, [now, answered, run]);
+                self.drop_old(log, [now, answered, run]);
                 log.is_listed = !log.changes.is_empty();
                 if log.is_listed {
                     names.queue.push_back((now, Arc::clone(&first)));
@@ -460,18 +464,19 @@ impl ChangedNames {
     /// Whether to sweep a name that was added at `since`. If a name is swept before its last change
     /// is old, it waits in the queue for the same time again.
     fn is_due(&self, since: u64) -> bool {
-        clock::now().saturating_sub(since) > KEPT + USED
-            || self.count.load(Ordering::Relaxed) > MOST
+        clock::now().saturating_sub(since) > KEEP_FOR + TYPICAL_USE
+            || self.count.load(Ordering::Relaxed) > MAX_CHANGES
     }
 
     /// Drops the old changes of a log, and more changes if the client has too many.
-    fn look(&self, log: &mut Log, [now, answered, run]: [u64; 3]) {
-        let is_old = |it: &&Change| it.is_old(answered, run) || now.saturating_sub(it.at) > IDLE;
+    fn drop_old(&self, log: &mut Log, [now, answered, run]: [u64; 3]) {
+        let is_old = |it: &&Change| it.is_old(answered, run) || now.saturating_sub(it.at) > MAX_AGE;
         let old = log.changes.iter().take_while(is_old).count();
-        let many = self.count.load(Ordering::Relaxed).saturating_sub(MOST).min(log.changes.len());
+        let many =
+            self.count.load(Ordering::Relaxed).saturating_sub(MAX_CHANGES).min(log.changes.len());
         let gone = old.max(many);
         log.forget(gone);
-        self.went(gone, old);
+        self.count_removed(gone, old);
     }
 }
 
@@ -481,7 +486,7 @@ mod tests {
 
     use redlatch_client::{Endpoint, Lane};
 
-    use super::super::changes::MOST_OF_A_NAME;
+    use super::super::changes::MAX_CHANGES_PER_NAME;
     use super::*;
 
     struct TestClient {
@@ -500,7 +505,8 @@ mod tests {
 
         fn requests(&self, name: &str) -> Arc<Requests> {
             self.changes.requests.find(name, |key| {
-                Requests::new(key, &Arc::default()).told_again(&self.changes, self.route.clone())
+                Requests::new(key, &Arc::default())
+                    .with_repeated_changes(&self.changes, self.route.clone())
             })
         }
 
@@ -513,7 +519,7 @@ mod tests {
         fn change(&mut self, name: &str) {
             let requests = self.requests(name);
             let request_id = self.open(&requests);
-            assert!(!requests.applied(request_id, &name.into(), 1, None));
+            assert!(!requests.record_applied(request_id, &name.into(), 1, None));
         }
 
         fn names(&self) -> usize {
@@ -543,12 +549,12 @@ mod tests {
     fn a_name_goes_with_its_old_changes_as_others_come() {
         let mut client = TestClient::new();
         (0..300).for_each(|name| client.change(&name.to_string()));
-        client.age(0..300, KEPT + 2 * USED);
+        client.age(0..300, KEEP_FOR + 2 * TYPICAL_USE);
         // Each change sweeps two names.
         (300..400).for_each(|name| client.change(&name.to_string()));
-        assert_eq!((client.names(), client.changes.forgotten()), (200, 0));
+        assert_eq!((client.names(), client.changes.take_forgotten()), (200, 0));
         (400..600).for_each(|name| client.change(&name.to_string()));
-        assert_eq!((client.names(), client.changes.forgotten()), (300, 0));
+        assert_eq!((client.names(), client.changes.take_forgotten()), (300, 0));
         assert!(format!("{:?}", client.changes.requests) == "Registry(300)", "no dead one is left");
     }
 
@@ -558,23 +564,23 @@ mod tests {
     fn changes_before_an_outage_are_kept_until_the_next_run_has_them() {
         let mut client = TestClient::new();
         (0..100).for_each(|name| client.change(&name.to_string()));
-        client.age(0..100, KEPT * 3);
+        client.age(0..100, KEEP_FOR * 3);
         if let Route::Server(lane) = &client.route {
             // Simulate that the server has not replied to a change for a while.
-            lane.permits_answered.fetch_sub(KEPT * 3, Ordering::Relaxed);
+            lane.permits_answered.fetch_sub(KEEP_FOR * 3, Ordering::Relaxed);
         }
         client.changes.sweep(1_000);
         assert_eq!(client.names(), 100);
         let requests = client.requests("another run's");
         client.number += 1;
         let request_id = requests.open_after(7, || client.number);
-        let _ = requests.applied(request_id, &"another run's".into(), 1, None);
+        let _ = requests.record_applied(request_id, &"another run's".into(), 1, None);
         drop(requests);
         client.changes.sweep(1_000);
-        client.age(0..100, IDLE);
+        client.age(0..100, MAX_AGE);
         client.changes.sweep(1_000);
         assert!(client.names() <= 1, "{}", client.names());
-        assert_eq!(client.changes.forgotten(), 0);
+        assert_eq!(client.changes.take_forgotten(), 0);
     }
 
     /// 200 changes a second for a minute are more changes than are kept, but most of them are old.
@@ -585,37 +591,37 @@ mod tests {
         let mut change = |run, age: u64| {
             client.number += 1;
             let request_id = busy.open_after(run, || client.number);
-            let _ = busy.applied(request_id, &"busy".into(), -1, None);
+            let _ = busy.record_applied(request_id, &"busy".into(), -1, None);
             busy.with_log(|log| {
                 log.changes.iter_mut().for_each(|it| it.at = it.at.saturating_sub(age));
             });
         };
         (0..10).for_each(|_| change(1, 0));
-        busy.mended(2, clock::now(), |_| true);
+        busy.record_mended(2, clock::now(), |_| true);
         let made_by_2 = |number| busy.with_log(|log| log.changes[number].run == 2);
         assert!(made_by_2(0) && made_by_2(9));
         (0..12_000).for_each(|_| change(2, 5_000_000));
-        assert_eq!(client.changes.forgotten(), 0);
+        assert_eq!(client.changes.take_forgotten(), 0);
     }
 
     #[test]
     fn the_oldest_of_too_many_changes_go_and_are_counted() {
         let mut client = TestClient::new();
         let busy = client.requests("busy");
-        for _ in 0..MOST_OF_A_NAME + 5 {
+        for _ in 0..MAX_CHANGES_PER_NAME + 5 {
             let request_id = client.open(&busy);
-            let _ = busy.applied(request_id, &"busy".into(), -1, None);
+            let _ = busy.record_applied(request_id, &"busy".into(), -1, None);
         }
-        assert_eq!(client.changes.forgotten(), 5);
-        assert_eq!(busy.with_log(|log| log.changes.len()), MOST_OF_A_NAME);
-        let others = MOST as u64 - MOST_OF_A_NAME as u64;
+        assert_eq!(client.changes.take_forgotten(), 5);
+        assert_eq!(busy.with_log(|log| log.changes.len()), MAX_CHANGES_PER_NAME);
+        let others = MAX_CHANGES as u64 - MAX_CHANGES_PER_NAME as u64;
         (0..others).for_each(|name| client.change(&name.to_string()));
-        assert_eq!(client.changes.forgotten(), 0);
+        assert_eq!(client.changes.take_forgotten(), 0);
         (others..others + 20).for_each(|name| client.change(&name.to_string()));
-        assert_eq!(client.changes.forgotten(), 20);
-        assert_eq!(client.changes.count.load(Ordering::Relaxed), MOST);
+        assert_eq!(client.changes.take_forgotten(), 20);
+        assert_eq!(client.changes.count.load(Ordering::Relaxed), MAX_CHANGES);
         // The name was first in the queue, and moves to the end with its remaining changes.
-        assert_eq!(busy.with_log(|log| log.changes.len()), MOST_OF_A_NAME - 1);
+        assert_eq!(busy.with_log(|log| log.changes.len()), MAX_CHANGES_PER_NAME - 1);
     }
 
     /// Iterates over the names as the renewer does, while other threads move names to the end.

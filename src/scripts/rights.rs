@@ -12,7 +12,7 @@ use super::keys::{
     BarrierKeys, ConditionKeys, ElectionKeys, ExpirableKeys, FairKeys, KeyOf, LatchKeys, LockKeys,
     SemaphoreKeys, requests, slow_wait,
 };
-use super::{Mode, Trouble, needing, query};
+use super::{Mode, Trouble, checking_rights, query};
 
 /// The access rights that the URL's user needs, with a variant for each use. Each user needs the
 /// rights for [`Connect`](Self::Connect) and the rights for its kinds of synchronizers. See
@@ -411,7 +411,7 @@ impl Rights {
             // The client has already used the rights of `Cluster` and `Role` to open the
             // connection. `look` in `status.rs` checks the rights of `Status`.
             Self::Cluster | Self::Role | Self::Status => return Ok(()),
-            _ => needing(Command::script(&NOTHING, &keys, &[]), self),
+            _ => checking_rights(Command::script(&NOTHING, &keys, &[]), self),
         };
         query(route, &command, self, |_| Ok(()))
     }

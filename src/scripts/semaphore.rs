@@ -68,7 +68,7 @@ impl SemaphoreScripts<'_> {
         if Requests::is_behind(&reply) {
             return Err(Trouble::Unknown(behind()));
         }
-        Ok(Replied::counts(!self.requests.is_late(&reply), in_doubt))
+        Ok(Replied::acknowledged(!self.requests.check_late(&reply), in_doubt))
     }
 
     /// Returns the command that undoes a request for permits, if the outcome is unknown or too few
@@ -90,7 +90,7 @@ impl SemaphoreScripts<'_> {
         let arguments = self.release_arguments(&permits, if_exists);
         let release = Once { acks: self.acks, ..self.once(&RELEASE, request_id, &arguments) };
         let Replied { reply, in_doubt, unacknowledged } = release.give(self.route)?;
-        let reply = marked(reply, |reply| number(reply).map(heard_by))?;
+        let reply = marked(reply, |reply| number(reply).map(known_listeners))?;
         Ok(Replied { reply, in_doubt, unacknowledged })
     }
 
@@ -223,10 +223,10 @@ pub(crate) fn released(
     let reply = accepted(outcome, Rights::Semaphores)?;
     if Requests::is_behind(&reply) {
         Err(Trouble::Unsent(behind()))
-    } else if requests.is_late(&reply) {
+    } else if requests.check_late(&reply) {
         Err(Trouble::Unsent(late()))
     } else {
-        marked(reply, |reply| number(reply).map(heard_by))
+        marked(reply, |reply| number(reply).map(known_listeners))
     }
 }
 
@@ -251,7 +251,7 @@ pub(crate) const REFUSED: i64 = -1;
 /// Converts the reply of a release to the number of subscribers that got the message, or to `None`
 /// if no permit is free, so that no message was sent. [`REFUSED`] remains [`REFUSED`]. Any other
 /// negative number means that the number of subscribers is unknown.
-pub(super) fn heard_by(reply: i64) -> Option<i64> {
+pub(super) fn known_listeners(reply: i64) -> Option<i64> {
     match reply {
         0 => None,
         told => Some(if told > 0 { told - 1 } else { told }),

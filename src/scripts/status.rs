@@ -14,7 +14,7 @@ static LOOK: LazyLock<CachedScript> = script!(LIST; "status/look.lua");
 
 /// The number of keys that the server reads in one step of a scan. Such a step takes 0.1 ms of the
 /// server's time (with 1,000 keys, it would take 1 ms).
-const AT_ONCE: &str = "100";
+const SCAN_COUNT: &str = "100";
 
 /// The data under a name's keys. Times are in ms, and below 0 if unknown or without an end.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ pub(crate) fn look(route: &Route, name: &str) -> Result<KeyData, Trouble> {
 /// of a thousand clients asked, the server would read the whole queue and list its connections a
 /// thousand times. If the server refuses to write the key that selects this client, each client
 /// asks.
-pub(crate) fn is_first_to_ask(route: &Route, name: &str) -> bool {
+pub(crate) fn claim_slow_wait(route: &Route, name: &str) -> bool {
     let key = slow_wait(name).to_string();
     let set = Command::plain(&[b"SET", key.as_bytes(), b"", b"NX", b"PX", b"1000"]);
     match route.call_once(&set) {
@@ -102,7 +102,8 @@ pub(crate) fn names(
         for pattern in patterns(pattern, key) {
             let mut cursor = "0".to_owned();
             loop {
-                let command = ["SCAN", &cursor, "MATCH", &pattern, "COUNT", AT_ONCE, "TYPE", kind];
+                let command =
+                    ["SCAN", &cursor, "MATCH", &pattern, "COUNT", SCAN_COUNT, "TYPE", kind];
                 let (next, found) = read(&ask(&command)?)?;
                 add(found, key);
                 if next == "0" {

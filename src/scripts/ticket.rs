@@ -7,7 +7,7 @@ use redis::Value;
 use redlatch_client::{CachedScript, Command, Pieces, decimal};
 
 use super::lock::{Acquired, LockScripts, acquired};
-use super::{Owner, Replied, Trouble, call, granted, millis, needing, unexpected};
+use super::{Owner, Replied, Trouble, call, checking_rights, granted, millis, unexpected};
 
 static TICKET: LazyLock<CachedScript> =
     script!(NUMBER; LOCK_OWNER, "lock/successor.lua", "lock/ticket.lua");
@@ -58,6 +58,6 @@ impl LockScripts<'_> {
         let lease = millis(lease, &mut lease_digits);
         let database = decimal(self.database.unsigned_abs(), &mut database_digits);
         let arguments = [lease, &owner, &ticket, database].map(Pieces::from);
-        needing(Command::script(script, &keys[..count], &arguments), self.rights())
+        checking_rights(Command::script(script, &keys[..count], &arguments), self.rights())
     }
 }

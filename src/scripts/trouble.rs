@@ -37,7 +37,7 @@ impl Trouble {
     }
 
     /// Returns the trouble of a query, which cannot have changed anything.
-    pub(crate) fn of_a_question(self) -> Self {
+    pub(crate) fn of_query(self) -> Self {
         match self {
             Self::Unknown(error) => Self::Unsent(error),
             trouble => trouble,

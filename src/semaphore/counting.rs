@@ -264,7 +264,7 @@ impl Semaphore {
         let outcome = site.scripts().add_permits(request_id, permits);
         match outcome {
             Ok(mark) => {
-                site.applied(request_id, permits, mark);
+                site.record_applied(request_id, permits, mark);
                 Ok(())
             }
             Err(trouble) => {
@@ -387,7 +387,7 @@ impl Semaphore {
         let outcome = site.scripts().release(request_id, permits, true);
         match outcome {
             Ok(Replied { reply: (Some(_), mark), unacknowledged, .. }) => {
-                site.applied(request_id, permits.into(), mark);
+                site.record_applied(request_id, permits.into(), mark);
                 match unacknowledged {
                     Some(error) => Err(error.of(&site.name).now(site::GIVEN_BACK_HERE)),
                     None => Ok(true),

@@ -295,7 +295,7 @@ impl Site {
         }
         match outcome {
             Ok(Released::HandedOn | Released::Done) => Ok(()),
-            Ok(Released::Untold) => {
+            Ok(Released::PublishRefused) => {
                 self.route.lane().endpoint().health().lacks_public_message();
                 Ok(())
             }

@@ -33,7 +33,7 @@ use crate::hold::Hold;
 use crate::lease::{Cleanup, KeepAlive};
 use crate::name::Name;
 use crate::runtime::{Core, Member, Message, Recipient, Registered};
-use crate::scripts::condition::{ConditionScripts, Looked, Use, done};
+use crate::scripts::condition::{ConditionScripts, NotificationUse, WaiterState, done};
 use crate::scripts::{ConditionKeys, Owner, Trouble};
 use crate::site::Site;
 use crate::waiting::{Endurance, Sleeper, Wait, await_confirmation};
@@ -133,12 +133,12 @@ impl<'a> ConditionEntry<'a> {
             if let Some(ended) = ended {
                 match self.look(true) {
                     // From here on, no thread can notify this waiter.
-                    Ok(Looked::Waits) => {
+                    Ok(WaiterState::Waits) => {
                         self.may_exist = false;
                         return Ok(ended);
                     }
                     // Another thread has just notified this waiter, so the wait did not time out.
-                    Ok(Looked::Notified) => return Ok(Ended::Notified),
+                    Ok(WaiterState::Notified) => return Ok(Ended::Notified),
                     // The caller must get the lock back, despite its time limit or cancellation.
                     // During an outage, the client repeats this request, as it repeats the request
                     // for the lock.
@@ -160,14 +160,14 @@ impl<'a> ConditionEntry<'a> {
                 let (looked, was_cut) = (self.look(false), was_cut());
                 drop(limited);
                 match looked {
-                    Ok(Looked::Notified) => {
+                    Ok(WaiterState::Notified) => {
                         if !self.notice.notified.load(Ordering::Acquire) {
                             // The message about the notification is in transit, or was lost.
                             core.pubsub.suspect(&self.enrolled.keys.waiting);
                         }
                         return Ok(Ended::Notified);
                     }
-                    Ok(Looked::Waits) => {
+                    Ok(WaiterState::Waits) => {
                         endurance.answered(Instant::now());
                         poll_at = clock::now().saturating_add(Self::poll_interval());
                     }
@@ -207,8 +207,9 @@ impl<'a> ConditionEntry<'a> {
         Notified { enrolled, keep_alives, hold }
     }
 
-    fn look(&self, leaves: bool) -> Result<Looked, Error> {
-        let looked = self.enrolled.scripts().look(&self.site.route, &self.enrolled.waiter, leaves);
+    fn look(&self, leaves: bool) -> Result<WaiterState, Error> {
+        let looked =
+            self.enrolled.scripts().waiter_state(&self.site.route, &self.enrolled.waiter, leaves);
         looked.map_err(|trouble| trouble.into_error().of(&self.site.name))
     }
 
@@ -220,7 +221,7 @@ impl<'a> ConditionEntry<'a> {
 impl Drop for ConditionEntry<'_> {
     fn drop(&mut self) {
         if self.may_exist && !is_forked() {
-            self.enrolled.done(Use::PassedOn);
+            self.enrolled.done(NotificationUse::PassedOn);
         }
     }
 }
@@ -241,12 +242,12 @@ impl Enrolled {
         ConditionScripts { keys: &self.keys, database: self.site.core.database() }
     }
 
-    fn done_command(&self, usage: Use) -> Command {
+    fn done_command(&self, usage: NotificationUse) -> Command {
         self.scripts().done_command(&self.waiter.text(), usage)
     }
 
     /// Posts the request that ends the notification, without a wait for the reply.
-    fn done(&self, usage: Use) {
+    fn done(&self, usage: NotificationUse) {
         let command = self.done_command(usage);
         let done = Done { site: Arc::clone(&self.site), command: command.clone() };
         self.site.core.post(&self.site.route, command, Arc::new(done));
@@ -302,12 +303,12 @@ impl Drop for Notified {
             // The request is sent in the background, because this drop may run on the watchdog's
             // thread, which must do no I/O.
             Some(hold) if hold.lost().is_some() => {
-                let command = enrolled.done_command(Use::PassedOn);
+                let command = enrolled.done_command(NotificationUse::PassedOn);
                 let Site { core, name, .. } = &*enrolled.site;
                 core.watchdog.clean_up(Cleanup::unclaimed(name, command));
             }
-            Some(_) => enrolled.done(Use::Used),
-            None => enrolled.done(Use::PassedOn),
+            Some(_) => enrolled.done(NotificationUse::Used),
+            None => enrolled.done(NotificationUse::PassedOn),
         }
     }
 }
@@ -427,6 +428,6 @@ pub(crate) fn pass_on(core: &Core, owner: u64, database: i64, waiting: &str) {
     }
     let waiter = format!("{}:{owner}", core.id.as_str());
     let scripts = ConditionScripts { keys: &keys, database };
-    let command = scripts.done_command(waiter.as_bytes(), Use::PassedOn);
+    let command = scripts.done_command(waiter.as_bytes(), NotificationUse::PassedOn);
     core.watchdog.clean_up(Cleanup::unclaimed(&waiting.into(), command));
 }

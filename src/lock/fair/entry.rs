@@ -116,13 +116,13 @@ impl FairEntry {
         let owners = companions.iter().map(|(_, lead)| lead.request_state.entry.owner);
         let owners: Vec<_> = owners.collect();
         let others = if self.was_queued {
-            Others::Nobody
+            Others::Omitted
         } else {
             // Whether this is the client's first waiter, and the client does not listen yet. The
             // script marks such a waiter. (A later waiter of the client needs no mark: when that
             // waiter becomes first, the client listens or is dead.)
-            let just_come = !site.core.pubsub.hears_own(&site.name) && !queue.has_queued();
-            Others::Company { owners: &owners, just_come }
+            let is_not_listening = !site.core.pubsub.hears_own(&site.name) && !queue.has_queued();
+            Others::Companions { owners: &owners, is_not_listening }
         };
         let replied = queue.scripts().acquire(&site.route, &self.entry.owner, lease, others);
         if let Some(leadership) = self.leadership.take() {
@@ -230,7 +230,7 @@ impl FairEntry {
                 let reply = EntryReply::Granted { already, lease, waits: true, details };
                 self.handle_reply(reply, in_doubt, unacknowledged)
             }
-            FairAcquired::Queued { now, ask_after, by_redisson, came_back } => {
+            FairAcquired::Queued { now, ask_after, by_redisson, was_requeued } => {
                 self.was_queued = true;
                 if let Some(queued) = &self.entry.mailbox {
                     queued.recipient.inbox.lock().is_queued = true;
@@ -251,11 +251,19 @@ impl FairEntry {
                     || Self::slow_poll_interval(core),
                     |ask| ask.max(MIN_ASK_INTERVAL),
                 );
-                self.handle_reply(EntryReply::Queued { now, sleep, came_back }, in_doubt, None)
+                self.handle_reply(
+                    EntryReply::Queued { now, sleep, came_back: was_requeued },
+                    in_doubt,
+                    None,
+                )
             }
             FairAcquired::Missing { now } => {
-                let (sleep, came_back) = (Duration::ZERO, false);
-                self.handle_reply(EntryReply::Queued { now, sleep, came_back }, in_doubt, None)?;
+                let (sleep, was_requeued) = (Duration::ZERO, false);
+                self.handle_reply(
+                    EntryReply::Queued { now, sleep, came_back: was_requeued },
+                    in_doubt,
+                    None,
+                )?;
                 self.requeue_all(listening)
             }
         }
@@ -389,6 +397,6 @@ fn companion_reply(
         // companions.
         FairAcquired::Missing { now } => (*now, Some(Duration::ZERO), false),
     };
-    let reply = FairAcquired::Queued { now, ask_after, by_redisson, came_back: false };
-    Ok(Replied::counts(reply, *in_doubt))
+    let reply = FairAcquired::Queued { now, ask_after, by_redisson, was_requeued: false };
+    Ok(Replied::acknowledged(reply, *in_doubt))
 }

@@ -30,7 +30,7 @@ use crate::lease::{Cleanup, KeepAlive, schedule};
 use crate::name::Name;
 use crate::order::line::QueuedThread;
 use crate::runtime::Member;
-use crate::scripts::fair::{FairScripts, Followers, kept_alive};
+use crate::scripts::fair::{FairScripts, Followers, read_keep_alive};
 use crate::scripts::{FairKeys, Owner, Trouble};
 use crate::site::Site;
 use crate::waiting::{Lead, LocalWaiter, Queue, QueueLeadership, QueueSite, Signal, Wake};
@@ -284,7 +284,7 @@ impl KeepAlive for FairQueue {
 
     fn done(&self, outcome: Outcome) -> Duration {
         let interval = self.interval();
-        match kept_alive(outcome) {
+        match read_keep_alive(outcome) {
             Ok(kept) => {
                 self.record_answer();
                 let queued = self.site.gate.standing();

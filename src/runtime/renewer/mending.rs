@@ -60,7 +60,8 @@ impl Renewer {
         let Some(mut mending) = self.mending.pop_front() else { return };
         let names = self.core.changes.next(&mut mending.cursor, NAMES_PER_CALL);
         let (run, asked) = (self.own.endpoint.incarnation(), clock::now());
-        let mut mends: Vec<_> = names.iter().flat_map(|requests| requests.mends(None)).collect();
+        let mut mends: Vec<_> =
+            names.iter().flat_map(|requests| requests.mend_commands(None)).collect();
         mends.retain(|(name, _)| mending.is_meant(self, name));
         let Some(mended) = self.send_mends(&mends) else {
             // The next `RenewAll` repeats all changes.
@@ -73,7 +74,7 @@ impl Renewer {
             // Check only these names: a slot may have moved to this server after the exchange.
             let sent: HashSet<_> = mends.iter().map(|(name, _)| &**name).collect();
             for requests in &names {
-                requests.mended(run, asked, |name| sent.contains(name));
+                requests.record_mended(run, asked, |name| sent.contains(name));
             }
         }
         mending.mended.taken += mended.taken;
@@ -118,7 +119,7 @@ impl Renewer {
         requests: &Requests,
         request_id: RequestId,
     ) {
-        match self.send_mends(&requests.mends_of(request_id)) {
+        match self.send_mends(&requests.mend_commands_for(request_id)) {
             // The next `RenewAll` repeats all changes.
             None => self.last_run = u64::MAX,
             Some(Mended { is_forbidden: true, .. }) => {

@@ -39,7 +39,7 @@ impl NumberedPool {
     fn new(valid_for: Duration, memory: Duration) -> Self {
         let server = Server::start().unwrap();
         let key = "redlatch_request:{pool}:client";
-        let requests = Requests::new(key, &Arc::default()).forgotten_after(valid_for, memory);
+        let requests = Requests::new(key, &Arc::default()).with_validity(valid_for, memory);
         let pool = Self { route: route(&server.url()), server, requests, numbers: Cell::new(1) };
         let request_id = pool.open();
         assert!(pool.scripts().set_permits(request_id, 1_000).unwrap());
@@ -70,7 +70,7 @@ impl NumberedPool {
     /// Sends a command. Returns `None` if the command arrived too late.
     fn send(&self, command: &Command) -> Option<i64> {
         let reply = self.route.call_once(command).unwrap();
-        if self.requests.is_late(&reply) {
+        if self.requests.check_late(&reply) {
             return None;
         }
         Some(marked(reply, number).unwrap().0)

@@ -112,8 +112,8 @@ impl SemaphoreSite {
 
     /// Records that the server has applied a request. `permits`: the change in the number of free
     /// permits. `mark`: the semaphore's mark, as the request's script read it.
-    pub(super) fn applied(&self, request_id: RequestId, permits: i64, mark: Option<Mark>) {
-        self.core.watchdog.applied(&self.name, &self.requests, request_id, permits, mark);
+    pub(super) fn record_applied(&self, request_id: RequestId, permits: i64, mark: Option<Mark>) {
+        self.core.watchdog.record_applied(&self.name, &self.requests, request_id, permits, mark);
     }
 
     /// Handles a failed acquire: gives back any permits that the server may have granted.
@@ -151,13 +151,14 @@ impl SemaphoreSite {
         unacknowledged: Error,
     ) -> Error {
         let unacknowledged = unacknowledged.of(&self.name);
-        let Ok(Replied { reply: is_known, in_doubt, .. }) = self.scripts().take_back(request_id)
+        let Ok(Replied { reply: was_remembered, in_doubt, .. }) =
+            self.scripts().take_back(request_id)
         else {
             self.repeat_in_background(self.scripts().abandon(request_id), request_id, 0);
             return unacknowledged.unacknowledged(false);
         };
-        if is_known {
-            self.applied(request_id, 0, None);
+        if was_remembered {
+            self.record_applied(request_id, 0, None);
             return unacknowledged.unacknowledged(true);
         }
         self.requests.close(request_id);
@@ -237,7 +238,7 @@ impl SemaphoreSite {
     }
 
     /// Sends a numbered request in the background, and repeats it until the server has applied it.
-    /// `permits`: the change in the number of free permits, as in [`Requests::applied`].
+    /// `permits`: the change in the number of free permits, as in [`Requests::record_applied`].
     fn repeat_in_background(&self, command: Command, request_id: RequestId, permits: i64) {
         let cleanup =
             Cleanup::numbered(&self.name, command, &self.requests, request_id, Some(permits));
@@ -293,7 +294,7 @@ impl PermitSource for SemaphoreSite {
                 Err(RequestFailed { error, only_this_request: false })
             }
             Ok(Replied { reply: (Some(taken @ 1..), mark), .. }) => {
-                self.applied(request_id, -i64::from(taken), mark);
+                self.record_applied(request_id, -i64::from(taken), mark);
                 Ok(PermitReply::Granted(without_leases(taken)))
             }
             Ok(Replied { reply: (taken, _), .. }) => {
@@ -348,7 +349,7 @@ impl Debtor for SemaphoreSite {
         let given = i64::try_from(permits).unwrap_or(i64::MAX);
         let unpaid = match released(outcome.clone(), &self.requests) {
             Ok((_, mark)) => {
-                self.applied(request_id, given, mark);
+                self.record_applied(request_id, given, mark);
                 0
             }
             Err(trouble) if resent || matches!(trouble, Trouble::Unknown(_)) => {
@@ -391,7 +392,7 @@ impl Drop for SemaphoreSite {
         self.core.members.of::<Self>().forget(&self.name);
         // In a forked child, a thread of the parent may have left the mutex of `requests` locked.
         if !is_forked() {
-            self.requests.rest();
+            self.requests.free_sequences();
         }
     }
 }
@@ -414,7 +415,7 @@ impl Release {
         let site = &self.site;
         let trouble = match outcome {
             Ok(Replied { reply: (listeners, mark), unacknowledged, .. }) => {
-                site.applied(self.request_id, self.permits.into(), mark);
+                site.record_applied(self.request_id, self.permits.into(), mark);
                 let listeners = listeners.unwrap_or(0);
                 if listeners == REFUSED {
                     site.route.lane().endpoint().health().lacks_publish();
@@ -477,7 +478,7 @@ impl ReplyReceiver for PostedRelease {
         lane.permits_posted.fetch_sub(1, Ordering::Relaxed);
         release.site.check_behind(release.request_id, &outcome);
         let outcome = released(outcome, &release.site.requests);
-        let outcome = outcome.map(|reply| Replied::counts(reply, false));
+        let outcome = outcome.map(|reply| Replied::acknowledged(reply, false));
         if let Err(error) = release.handle_outcome(outcome, true) {
             release.site.core.watchdog.log_error(error);
         }
@@ -517,7 +518,7 @@ mod tests {
     fn pool(session: &Session) -> SemaphoreSite {
         let core = session.core();
         let key = scripts::requests("pool", core.id.as_str());
-        let requests = Requests::new(key, &Arc::default()).forgotten_after(VALID_FOR, MEMORY);
+        let requests = Requests::new(key, &Arc::default()).with_validity(VALID_FOR, MEMORY);
         SemaphoreSite {
             route: core.route("pool"),
             channel: SemaphoreKeys::channel("pool").into(),

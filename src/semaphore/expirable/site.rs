@@ -203,7 +203,7 @@ impl ExpirableSite {
 
     /// Records in the turn how many subscribers received the message of a release.
     fn record_listeners(&self, released: &ReturnedPermits) {
-        if let Some(listeners) = released.heard {
+        if let Some(listeners) = released.listeners {
             if listeners == REFUSED {
                 self.route.lane().endpoint().health().lacks_publish();
             }
@@ -522,7 +522,7 @@ impl PermitRelease {
 
 impl ReplyReceiver for PermitRelease {
     fn receive(&self, outcome: Outcome) {
-        let outcome = released(outcome).map(|reply| Replied::counts(reply, false));
+        let outcome = released(outcome).map(|reply| Replied::acknowledged(reply, false));
         if let Err(error) = self.handle_outcome(outcome) {
             self.site.core.watchdog.log_error(error);
         }

@@ -70,7 +70,7 @@ fn a_kept_fair_hold_that_has_ended_leaves_no_thread_that_had_it_in_the_queue() {
     wait_until("it listens", SHORT, || core.pubsub.hears_own(&site.name));
     let keys = Arc::new(FairKeys::new(&site.name));
     let [owner, second, third] = [(); 3].map(|()| core.id.next_owner());
-    let others = Others::Company { owners: &[second, third], just_come: false };
+    let others = Others::Companions { owners: &[second, third], is_not_listening: false };
     scripts(core, &site.name, &keys).acquire(&site.route, &owner, LEASE, others).unwrap();
     let line = Line::new(&keys, Followers::new());
     line.state.lock().passed.push(second);

@@ -19,7 +19,7 @@
 
 use std::time::Duration;
 
-use super::library::chain::{Chain, Since};
+use super::library::chain::{Chain, ChainStart};
 use super::library::cohort::Cohort;
 use super::library::deadline::deadline;
 use super::library::entry::{
@@ -590,9 +590,11 @@ fn nanos(time: Time) -> u64 {
 
 /// Returns the chain as a request contains it.
 fn said(chain: Chain, now: Time) -> wire::Chain {
-    match chain.since(|| nanos(now)) {
+    match chain.start_to_send(|| nanos(now)) {
         None => wire::Chain::default(),
-        Some(Since::Server(at)) => wire::Chain { since: at as i64, count: chain.count.into() },
-        Some(Since::Ago(age)) => wire::Chain { since: -(age as i64), count: chain.count.into() },
+        Some(ChainStart::At(at)) => wire::Chain { since: at as i64, count: chain.count.into() },
+        Some(ChainStart::Age(age)) => {
+            wire::Chain { since: -(age as i64), count: chain.count.into() }
+        }
     }
 }
