@@ -718,7 +718,7 @@ impl KeepAlive for PartyRenewal {
         Some(self.command.clone())
     }
 
-    fn done(&self, outcome: Outcome) -> Duration {
+    fn handle_outcome(&self, outcome: Outcome) -> Duration {
         self.lease / if outcome.is_ok() { RENEWALS_PER_LEASE } else { RETRIES_PER_LEASE }
     }
 }
@@ -795,7 +795,7 @@ impl BarrierSite {
         drop(left_parties);
         stale.inspect(|it| self.requests.close(it.id));
         if !has_cleanup {
-            self.core.watchdog.clean_up(Cleanup::owed(&self.name, Arc::clone(self) as _));
+            self.core.watchdog.clean_up(Cleanup::debt(&self.name, Arc::clone(self) as _));
         }
     }
 

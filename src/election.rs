@@ -867,7 +867,7 @@ impl Term {
 
     fn call(&self, reason: LostReason, callbacks: Vec<LossCallback>) {
         let Site { core, name, .. } = &*self.site;
-        core.watchdog.call_back(name, reason, callbacks);
+        core.watchdog.queue_loss_callbacks(name, reason, callbacks);
     }
 }
 

@@ -14,7 +14,7 @@ use super::line::Line;
 use super::terms::Terms;
 use crate::ask::Asked;
 use crate::error::LostReason;
-use crate::lease::schedule::{LOOKED_AFTER, TRACKED_AFTER, deadline};
+use crate::lease::schedule::{ASK_WANTED_AFTER, TRACK_AFTER, deadline};
 use crate::observe::Kind;
 use crate::runtime::{LiveOwner, Registered};
 use crate::scripts::lock::Tokens;
@@ -261,9 +261,9 @@ impl Hold {
     /// renewal is due. `granted` is the time of the grant or of the last pass. The answer to a
     /// renewal says whether others wait, so a hold that is renewed asks only once.
     pub(super) fn look_at(&self, granted: u64, is_renewed: bool) -> u64 {
-        let third = self.terms.nanos() / LOOKED_AFTER;
+        let third = self.terms.nanos() / ASK_WANTED_AFTER;
         match self.attention().map(|it| it.looked_at.load(Ordering::SeqCst)) {
-            Some(NOT_YET) => granted.saturating_add(TRACKED_AFTER.min(third)),
+            Some(NOT_YET) => granted.saturating_add(TRACK_AFTER.min(third)),
             Some(at) if !is_renewed => at.saturating_add(third),
             Some(_) | None => u64::MAX,
         }

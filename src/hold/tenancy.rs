@@ -385,8 +385,8 @@ impl Tenancy {
             if mutants::is("a loss that is not told") {
                 return;
             }
-            core.watchdog.tell_lost(name, || self.loss_message(reason, core.config.max_hold));
-            core.watchdog.call_back(name, reason, callbacks);
+            core.watchdog.log_lost(name, || self.loss_message(reason, core.config.max_hold));
+            core.watchdog.queue_loss_callbacks(name, reason, callbacks);
             self.tell_lost(core, name, reason);
         }
     }

@@ -14,7 +14,7 @@ use redlatch_client::sync::{Mutex, clock};
 
 use super::hold::Hold;
 use crate::error::LostReason;
-use crate::lease::schedule::{RAISED_AFTER, RenewalProgress, RenewalState, TRACKED_AFTER};
+use crate::lease::schedule::{RAISE_AFTER, RenewalProgress, RenewalState, TRACK_AFTER};
 use crate::lease::{Alarm, Renewal, RenewalOutcome, Task};
 use crate::name::Name;
 use crate::observe::Event;
@@ -113,15 +113,15 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
 
     fn renewal(self: &Arc<Self>, hold: Arc<Hold>, lease: Option<Duration>) -> Renewal {
         let (kind, key, owner) = (Self::KIND, Arc::clone(self.key()), hold.owner);
-        let (urgent, until) = (hold.is_to_be_raised(), hold.deadline());
+        let (is_raise, deadline) = (hold.is_to_be_raised(), hold.deadline());
         // `certain` is computed before `longer`, because `longer` may make this renewal a cut.
         let certain = lease.map_or(Duration::ZERO, |lease| hold.certain_part(lease));
-        let is_kept = lease.is_none() || self.may_be_longer();
-        let longer = if is_kept { Longer::Kept } else { hold.next_cut() };
-        let (itself, asks) = (Arc::clone(self), hold.attention().is_some());
+        let keeps_longer = lease.is_none() || self.may_be_longer();
+        let longer = if keeps_longer { Longer::Kept } else { hold.next_cut() };
+        let (itself, asks_if_wanted) = (Arc::clone(self), hold.attention().is_some());
         let renewed = Box::new(move |sent_at, renewed: RenewalOutcome<'_>, resent| {
             if let Ok((_, is_wanted)) = renewed
-                && asks
+                && asks_if_wanted
             {
                 hold.told_wanted(is_wanted, sent_at);
                 itself.update_wanted();
@@ -134,7 +134,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
             hold.cut_answered(longer, renewed.map_err(drop), resent);
             itself.renewed(&hold, sent_at, certain, renewed);
         });
-        Renewal { kind, key, owner, lease, longer, urgent, until, renewed, asks }
+        Renewal { kind, key, owner, lease, longer, is_raise, deadline, renewed, asks_if_wanted }
     }
 
     /// Takes the server's answer to a renewal that was sent at `sent_at`. `certain` is the certain
@@ -157,7 +157,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
                     hold.renewed(sent_at, certain);
                     // If the lease is too long, the next renewal comes at once and cuts it.
                     if held == StillHeld::TooLong {
-                        RenewalProgress::again(now)
+                        RenewalProgress::renew_again(now)
                     } else {
                         RenewalProgress::Done
                     }
@@ -165,7 +165,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
                 Ok(StillHeld::No) => RenewalProgress::Done,
                 Err(cause) => {
                     hold.renewal_failed(cause);
-                    renewing.progress.fails(hold.is_to_be_raised(), certain, now)
+                    renewing.progress.after_failure(hold.is_to_be_raised(), certain, now)
                 }
             };
             true
@@ -212,7 +212,7 @@ impl<T: Leaseholder> Task for T {
             // An alarm for the next hold is set now. The thread that gets the next hold then does
             // not have to wake the watchdog to set an alarm.
             if self.expects_hold(now) {
-                self.arm_at(now + RAISED_AFTER);
+                self.arm_at(now + RAISE_AFTER);
             }
             return None;
         };
@@ -253,14 +253,14 @@ impl Renewing<'_> {
         if self.hold.is_tracked() || !holder.core().pubsub.tracks(holder.key()) {
             return u64::MAX;
         }
-        self.state.taken_at.saturating_add(TRACKED_AFTER)
+        self.state.taken_at.saturating_add(TRACK_AFTER)
     }
 
     /// Marks a renewal as sent, and returns its lease, which the caller must send. Returns `None`
     /// if there is nothing to send, or if the hold's deadline has passed.
     pub(crate) fn begins(self, lease: Option<Duration>, now: u64) -> Option<Duration> {
         let lease = lease.filter(|_| now < self.hold.deadline())?;
-        *self.progress = self.progress.sent();
+        *self.progress = self.progress.after_sending();
         self.hold.asks_for(lease);
         Some(lease)
     }

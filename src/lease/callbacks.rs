@@ -16,13 +16,13 @@ use redlatch_client::sync::{Condvar, Mutex, MutexGuard, clock, is_forked, own_th
 
 const TARGET: &str = "redlatch";
 /// The maximum number of log lines in the queue. Further lines are dropped and counted.
-const MOST_LINES: usize = 1_000;
+const MAX_LINES: usize = 1_000;
 /// Losses for the same reason share a log line. The line is written when this time has passed since
-/// the last loss, or [`GATHERED_AT_MOST`] since the first loss. The two times are in nanoseconds.
-const GATHERED: u64 = 300_000_000;
-const GATHERED_AT_MOST: u64 = 2_000_000_000;
+/// the last loss, or [`MAX_GATHER`] since the first loss. The two times are in nanoseconds.
+const GATHER_FOR: u64 = 300_000_000;
+const MAX_GATHER: u64 = 2_000_000_000;
 /// The maximum number of names in a log line about losses.
-const MOST_NAMES: usize = 10;
+const MAX_NAMES: usize = 10;
 
 enum CallbackJob {
     /// A user's callback, which runs once. Unlike a log line, a callback is never dropped.
@@ -72,7 +72,7 @@ struct Lost {
 
 impl Lost {
     fn due(&self) -> u64 {
-        (self.last + GATHERED).min(self.first + GATHERED_AT_MOST)
+        (self.last + GATHER_FOR).min(self.first + MAX_GATHER)
     }
 
     fn line(&self) -> String {
@@ -121,7 +121,7 @@ impl Callbacks {
         }
         let line = line();
         let mut state = self.state.lock();
-        if state.lines >= MOST_LINES {
+        if state.lines >= MAX_LINES {
             state.left_out += 1;
             return;
         }
@@ -140,10 +140,10 @@ impl Callbacks {
         if let Some(lost) = state.lost.iter_mut().find(|lost| lost.why == why) {
             lost.holds += 1;
             lost.last = now;
-            if lost.names.len() < MOST_NAMES {
+            if lost.names.len() < MAX_NAMES {
                 lost.names.push(name.clone());
             }
-        } else if state.lines >= MOST_LINES {
+        } else if state.lines >= MAX_LINES {
             state.left_out += 1;
         } else {
             state.lines += 1;

@@ -30,7 +30,7 @@ pub(crate) struct Cleanup {
     /// In a cluster, the number of the server that gets the command. `None`: the server that serves
     /// the name's slot.
     server: Option<usize>,
-    what: What,
+    kind: CleanupKind,
     /// The time at which the cleanup ends even without an answer.
     until: u64,
     due: u64,
@@ -38,23 +38,23 @@ pub(crate) struct Cleanup {
     last_sent_at: u64,
     /// The delay before the next attempt.
     next_delay: u64,
-    /// Whether the server has answered an [undo](What::Undo). After an answer, the undo is repeated
-    /// only because the undone request may still arrive.
+    /// Whether the server has answered an [undo](CleanupKind::Undo). After an answer, the undo is
+    /// repeated only because the undone request may still arrive.
     was_answered: bool,
     /// Whether an answer to the command that was sent last may complete the cleanup.
     may_complete: bool,
 }
 
 /// A command, and whether its answer may complete the cleanup.
-type Next = (Command, bool);
+type NextCommand = (Command, bool);
 
-enum What {
+enum CleanupKind {
     /// Undoes an earlier request. Ends at `until`, or when an answer at `answer_counts_from` or
     /// later [settles](is_settled) the undo. An earlier answer does not end the undo: the undone
     /// request may still be on an old connection, and a stalled server may run it after the undo.
     /// After an answer, the command is not repeated before `repeat_from`. From `repeat_from` on,
     /// `next` may return another command, even if the earlier command has no answer yet.
-    Undo { next: Box<dyn Fn() -> Next + Send>, repeat_from: u64, answer_counts_from: u64 },
+    Undo { next: Box<dyn Fn() -> NextCommand + Send>, repeat_from: u64, answer_counts_from: u64 },
     /// Ends at `until`, or when an answer [settles](is_settled) the command.
     UntilAnswered(Command),
     /// Ends when the server has applied the request, or answers that the request comes too late.
@@ -83,7 +83,7 @@ pub(crate) trait KeepAlive: Send + Sync {
     fn command(&self) -> Option<Command>;
 
     /// Takes the command's outcome, and returns the time until the next keep-alive.
-    fn done(&self, outcome: Outcome) -> Duration;
+    fn handle_outcome(&self, outcome: Outcome) -> Duration;
 }
 
 impl Cleanup {
@@ -98,7 +98,7 @@ impl Cleanup {
     /// Releases a hold that a new master may still have, because the release may have gone to the
     /// old master. The release is repeated until an answer, for at most the length of `lease`.
     pub(crate) fn left_over(name: &Name, release: Command, lease: Duration) -> Self {
-        Self::new(name, What::UntilAnswered(release), lease)
+        Self::new(name, CleanupKind::UntilAnswered(release), lease)
     }
 
     /// Shortens a hold that is kept until `ends`, and then releases it. `next` returns the command
@@ -107,7 +107,7 @@ impl Cleanup {
     /// In that case the release is repeated for at least 10 minutes.
     pub(crate) fn kept(
         name: &Name,
-        next: impl Fn() -> Next + Send + 'static,
+        next: impl Fn() -> NextCommand + Send + 'static,
         ends: u64,
         lease: Duration,
         in_doubt: bool,
@@ -115,7 +115,7 @@ impl Cleanup {
         let late = clock::nanos(if in_doubt { MAX_TRANSIT } else { Duration::ZERO });
         let until = ends.saturating_add(clock::nanos(lease).max(late));
         let (next, answer_counts_from) = (Box::new(next), ends.saturating_add(late));
-        let undo = What::Undo { next, repeat_from: ends, answer_counts_from };
+        let undo = CleanupKind::Undo { next, repeat_from: ends, answer_counts_from };
         Self { until, ..Self::new(name, undo, Duration::ZERO) }
     }
 
@@ -137,13 +137,16 @@ impl Cleanup {
     /// client calls this function after a grant or another message to such an owner. The command is
     /// repeated until an answer, or until the grant ends.
     pub(crate) fn unclaimed(name: &Name, give_up: Command) -> Self {
-        Self::new(name, What::UntilAnswered(give_up), SHORT_REPEAT)
+        Self::new(name, CleanupKind::UntilAnswered(give_up), SHORT_REPEAT)
     }
 
     /// Repeats a lost message of this client to itself, at the server where the client listens. The
     /// message is repeated until an answer, or until the next message is due.
-    pub(crate) fn unheard(name: &Name, message: Command, server: usize) -> Self {
-        Self { server: Some(server), ..Self::new(name, What::UntilAnswered(message), SHORT_REPEAT) }
+    pub(crate) fn control_message(name: &Name, message: Command, server: usize) -> Self {
+        Self {
+            server: Some(server),
+            ..Self::new(name, CleanupKind::UntilAnswered(message), SHORT_REPEAT)
+        }
     }
 
     /// Repeats a numbered request whose outcome is unknown, until the server has applied the
@@ -156,19 +159,27 @@ impl Cleanup {
         request_id: RequestId,
         permits: Option<i64>,
     ) -> Self {
-        Self::new(name, What::Request(copy, Arc::clone(requests), request_id, permits), VALID_FOR)
+        Self::new(
+            name,
+            CleanupKind::Request(copy, Arc::clone(requests), request_id, permits),
+            VALID_FOR,
+        )
     }
 
     /// Pays a debt for which no request is open. Ends when no debt is left.
-    pub(crate) fn owed(name: &Name, debtor: Arc<dyn Debtor>) -> Self {
-        Self::new(name, What::Debt(debtor), Duration::MAX)
+    pub(crate) fn debt(name: &Name, debtor: Arc<dyn Debtor>) -> Self {
+        Self::new(name, CleanupKind::Debt(debtor), Duration::MAX)
     }
 
-    /// Sends a keep-alive after `pause`, and then at the intervals that [`KeepAlive::done`]
-    /// returns.
-    pub(super) fn regular(name: &Name, keep_alive: &Arc<dyn KeepAlive>, pause: Duration) -> Self {
-        let what = What::KeepAlive(Arc::downgrade(keep_alive));
-        Self::new(name, what, Duration::MAX).after(pause)
+    /// Sends a keep-alive after `pause`, and then at the intervals that
+    /// [`KeepAlive::handle_outcome`] returns.
+    pub(super) fn keep_alive(
+        name: &Name,
+        keep_alive: &Arc<dyn KeepAlive>,
+        pause: Duration,
+    ) -> Self {
+        let kind = CleanupKind::KeepAlive(Arc::downgrade(keep_alive));
+        Self::new(name, kind, Duration::MAX).delayed(pause)
     }
 
     /// Repeats a command for the length of `lasts`. An answer ends the cleanup only if it comes
@@ -176,17 +187,17 @@ impl Cleanup {
     fn undo(name: &Name, command: Command, lasts: Duration, answer_counts_after: Duration) -> Self {
         let answer_counts_from = clock::now().saturating_add(clock::nanos(answer_counts_after));
         let next = Box::new(move || (command.clone(), true));
-        Self::new(name, What::Undo { next, repeat_from: 0, answer_counts_from }, lasts)
+        Self::new(name, CleanupKind::Undo { next, repeat_from: 0, answer_counts_from }, lasts)
     }
 
     /// Returns a cleanup that is due now.
-    fn new(name: &Name, what: What, lasts: Duration) -> Self {
+    fn new(name: &Name, kind: CleanupKind, lasts: Duration) -> Self {
         let until = clock::now().saturating_add(clock::nanos(lasts));
         let (name, server) = (name.clone(), None);
         Self {
             name,
             server,
-            what,
+            kind,
             until,
             due: 0,
             last_sent_at: 0,
@@ -211,22 +222,24 @@ impl Cleanup {
 
     /// Returns the command to send, or `None` if there is nothing to send.
     pub(crate) fn command(&mut self) -> Option<Command> {
-        match &self.what {
-            What::Undo { next, .. } => {
+        match &self.kind {
+            CleanupKind::Undo { next, .. } => {
                 let (command, may_complete) = next();
                 self.may_complete = may_complete;
                 Some(command)
             }
-            What::UntilAnswered(command) | What::Request(command, ..) => Some(command.clone()),
-            What::Debt(debtor) => debtor.command(),
-            What::KeepAlive(keep_alive) => keep_alive.upgrade()?.command(),
+            CleanupKind::UntilAnswered(command) | CleanupKind::Request(command, ..) => {
+                Some(command.clone())
+            }
+            CleanupKind::Debt(debtor) => debtor.command(),
+            CleanupKind::KeepAlive(keep_alive) => keep_alive.upgrade()?.command(),
         }
     }
 
     /// Whether this cleanup is a keep-alive. Keep-alives are sent before all other cleanups,
     /// because a waiter without keep-alives loses its entry.
-    pub(crate) fn is_regular(&self) -> bool {
-        matches!(self.what, What::KeepAlive(_))
+    pub(crate) fn is_keep_alive(&self) -> bool {
+        matches!(self.kind, CleanupKind::KeepAlive(_))
     }
 
     /// Handles an outcome. Returns whether the cleanup goes on. `ended` is true after the client
@@ -239,17 +252,17 @@ impl Cleanup {
         watchdog: &Watchdog,
         ended: bool,
     ) -> bool {
-        if let What::KeepAlive(keep_alive) = &self.what {
+        if let CleanupKind::KeepAlive(keep_alive) = &self.kind {
             let Some(keep_alive) = keep_alive.upgrade() else { return false };
-            self.due = now.saturating_add(clock::nanos(keep_alive.done(outcome.clone())));
+            self.due = now.saturating_add(clock::nanos(keep_alive.handle_outcome(outcome.clone())));
             self.last_sent_at = now;
             return !ended;
         }
         if self.complete_if_done(outcome, resent, now, watchdog) {
             return false;
         }
-        self.was_answered = is_settled(outcome) && matches!(self.what, What::Undo { .. });
-        let owes_more = is_answered(outcome) && matches!(self.what, What::Debt(_));
+        self.was_answered = is_settled(outcome) && matches!(self.kind, CleanupKind::Undo { .. });
+        let owes_more = is_answered(outcome) && matches!(self.kind, CleanupKind::Debt(_));
         if owes_more {
             // The debt may have grown, so the next command is sent without back-off.
             self.next_delay = FIRST_RETRY;
@@ -273,13 +286,13 @@ impl Cleanup {
         now: u64,
         watchdog: &Watchdog,
     ) -> bool {
-        match &self.what {
-            What::Undo { answer_counts_from, .. } => {
+        match &self.kind {
+            CleanupKind::Undo { answer_counts_from, .. } => {
                 now >= self.until
                     || is_settled(outcome) && self.may_complete && now >= *answer_counts_from
             }
-            What::UntilAnswered(_) => now >= self.until || is_settled(outcome),
-            What::Request(_, requests, request_id, permits) => {
+            CleanupKind::UntilAnswered(_) => now >= self.until || is_settled(outcome),
+            CleanupKind::Request(_, requests, request_id, permits) => {
                 let late = matches!(outcome, Ok(reply) if requests.check_late(reply));
                 // A "behind" reply does not end the cleanup: the renewer must first repeat earlier
                 // changes at the new master.
@@ -304,11 +317,11 @@ impl Cleanup {
                 lost || answered
             }
             // The next call of `command` finds out whether a debt is left.
-            What::Debt(debtor) => {
+            CleanupKind::Debt(debtor) => {
                 debtor.handle_outcome(outcome, resent);
                 false
             }
-            What::KeepAlive(_) => false,
+            CleanupKind::KeepAlive(_) => false,
         }
     }
 
@@ -317,14 +330,14 @@ impl Cleanup {
         self.last_sent_at = now;
         self.due = now.saturating_add(self.next_delay).min(self.until);
         self.next_delay = self.next_delay.saturating_mul(2).min(LAST_RETRY);
-        if let What::Undo { repeat_from, .. } = self.what
+        if let CleanupKind::Undo { repeat_from, .. } = self.kind
             && self.was_answered
         {
             self.due = self.due.max(repeat_from);
         }
     }
 
-    pub(crate) fn after(self, pause: Duration) -> Self {
+    pub(crate) fn delayed(self, pause: Duration) -> Self {
         Self { due: clock::now().saturating_add(clock::nanos(pause)), ..self }
     }
 
@@ -334,7 +347,7 @@ impl Cleanup {
     /// undo and opens a connection, so each such call would otherwise repeat the undos of all
     /// earlier calls.
     pub(crate) fn shorten_back_off(&mut self) {
-        if !self.was_answered && !self.is_regular() {
+        if !self.was_answered && !self.is_keep_alive() {
             self.retry_soon();
         }
     }
@@ -366,19 +379,19 @@ impl Cleanup {
     /// Logs the state of this cleanup at the client's end.
     pub(super) fn give_up(&self, watchdog: &Watchdog) {
         let name = &self.name;
-        let (level, what) = match &self.what {
-            What::Undo { .. } => (
+        let (level, what) = match &self.kind {
+            CleanupKind::Undo { .. } => (
                 Level::Warn,
                 "could not be released before the client ended; it ends with its lease, a place in a \
                  queue when it lapses",
             ),
-            What::UntilAnswered(_) | What::KeepAlive(_) => return,
-            What::Request(..) => (
+            CleanupKind::UntilAnswered(_) | CleanupKind::KeepAlive(_) => return,
+            CleanupKind::Request(..) => (
                 Level::Error,
                 "what was given back or counted down before the client ended may not have been \
                  applied: look at it",
             ),
-            What::Debt(_) => (
+            CleanupKind::Debt(_) => (
                 Level::Error,
                 "what was owed was not sent before the client ended: dropped permits were not given \
                  back (add them with add_permits), or a barrier that a party left is not broken \
@@ -426,7 +439,7 @@ mod tests {
             ("queued, long", Cleanup::queued(&name, command(), long), 600, 3_600),
             ("left over", Cleanup::left_over(&name, command(), short), 0, 30),
             ("unclaimed", Cleanup::unclaimed(&name, command()), 0, 3),
-            ("unheard", Cleanup::unheard(&name, command(), 0), 0, 3),
+            ("control message", Cleanup::control_message(&name, command(), 0), 0, 3),
         ] {
             let (watchdog, _jobs) = Watchdog::new("", crossbeam_channel::bounded(0).0);
             let is_done = |outcome: &Outcome, after: u64| {

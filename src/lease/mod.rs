@@ -42,9 +42,9 @@ const BUCKETS: usize = 1_024;
 /// a sleep stops, but leases do not.
 const LONGEST_SLEEP: u64 = 1_000;
 /// The time after which the renewer reads a reply for which no caller waits.
-const LOOK_AFTER: Duration = Duration::from_millis(20);
+const READ_REPLIES_AFTER: Duration = Duration::from_millis(20);
 /// The time after which a task that panicked is called again.
-const AFTER_A_PANIC: u64 = 100_000_000;
+const RETRY_AFTER_PANIC: u64 = 100_000_000;
 
 /// An action at a given time. The watchdog stores the time, and the task does the action.
 pub(crate) trait Task: Send + Sync {
@@ -63,11 +63,11 @@ pub(crate) struct Renewal {
     /// What the script does if the lease is longer than the longest that a thread asked for.
     pub(crate) longer: Longer,
     /// Whether the wait for the reply is shorter than usual.
-    pub(crate) urgent: bool,
+    pub(crate) is_raise: bool,
     /// The deadline of the hold if this renewal fails.
-    pub(crate) until: u64,
+    pub(crate) deadline: u64,
     /// Whether the renewal also asks whether others wait for the lock.
-    pub(crate) asks: bool,
+    pub(crate) asks_if_wanted: bool,
     pub(crate) renewed: Box<OnRenewed>,
 }
 
@@ -114,7 +114,7 @@ pub(crate) enum Job {
     Moved(Vec<u16>),
     Service(Vec<Arc<Lane>>),
     /// Open a connection to this server, which may be up again.
-    LookAt(Arc<Node>),
+    Reconnect(Arc<Node>),
     /// The client has ended. No job comes after this one.
     End,
 }
@@ -172,15 +172,16 @@ impl Watchdog {
         drop(cancelled);
     }
 
-    /// Makes the renewer read a lane's replies after [`LOOK_AFTER`], unless callers have read them.
+    /// Makes the renewer read a lane's replies after [`READ_REPLIES_AFTER`], unless callers have
+    /// read them.
     pub(crate) fn service(&self, lane: &Arc<Lane>) {
-        let due = clock::now() + clock::nanos(LOOK_AFTER);
+        let due = clock::now() + clock::nanos(READ_REPLIES_AFTER);
         self.insert(due, WheelItem::Lane(Arc::clone(lane)));
     }
 
     /// Returns a function for the case that the server may have lost its data. The function renews
     /// or queries all holds at once, so that losses are reported.
-    pub(crate) fn renew_all(&self) -> impl Fn() + Send + Sync + 'static {
+    pub(crate) fn on_data_lost(&self) -> impl Fn() + Send + Sync + 'static {
         let jobs = self.jobs.clone();
         // After the client's end no thread receives the job, but then the client has no holds.
         move || drop(jobs.send(Job::RenewAll))
@@ -193,14 +194,14 @@ impl Watchdog {
 
     /// Returns a function for the case that slots of a cluster have moved to another server. The
     /// function queries the holds in these slots.
-    pub(crate) fn moved(&self) -> impl Fn(&[u16]) + Send + Sync + 'static {
+    pub(crate) fn on_slots_moved(&self) -> impl Fn(&[u16]) + Send + Sync + 'static {
         let jobs = self.jobs.clone();
         move |slots| drop(jobs.send(Job::Moved(slots.to_vec())))
     }
 
     /// Returns a function for the case that a connection was opened. The function makes the renewer
     /// send delayed cleanups sooner.
-    pub(crate) fn connected(&self) -> impl Fn() + Send + Sync + 'static {
+    pub(crate) fn on_connected(&self) -> impl Fn() + Send + Sync + 'static {
         let jobs = self.jobs.clone();
         move || drop(jobs.send(Job::Connected))
     }
@@ -211,9 +212,9 @@ impl Watchdog {
     }
 
     /// Makes the renewer open a connection to a server, which may be up again.
-    pub(crate) fn look_at(&self, node: Arc<Node>) {
+    pub(crate) fn reconnect(&self, node: Arc<Node>) {
         // The receiver exists until the client ends.
-        let _ = self.jobs.send(Job::LookAt(node));
+        let _ = self.jobs.send(Job::Reconnect(node));
     }
 
     /// Sends a cleanup now, and again with back-off until it is done.
@@ -231,9 +232,9 @@ impl Watchdog {
     }
 
     /// Sends a keep-alive of this name after `pause`, and then at the intervals that
-    /// [`KeepAlive::done`] returns.
+    /// [`KeepAlive::handle_outcome`] returns.
     pub(crate) fn schedule(&self, name: &Name, keep_alive: &Arc<dyn KeepAlive>, pause: Duration) {
-        self.clean_up(Cleanup::regular(name, keep_alive, pause));
+        self.clean_up(Cleanup::keep_alive(name, keep_alive, pause));
     }
 
     /// Records the server's answer to a request that changed a semaphore's free permits by
@@ -253,30 +254,35 @@ impl Watchdog {
         }
     }
 
-    pub(crate) fn tell_lost(&self, name: &Name, loss_message: impl FnOnce() -> String) {
+    pub(crate) fn log_lost(&self, name: &Name, loss_message: impl FnOnce() -> String) {
         self.callbacks.log_lost(name, loss_message);
     }
 
     /// Queues the `on_lost` callbacks of a hold. The call does not wait for the callbacks.
-    pub(crate) fn call_back(&self, name: &Name, reason: LostReason, callbacks: Vec<LossCallback>) {
+    pub(crate) fn queue_loss_callbacks(
+        &self,
+        name: &Name,
+        reason: LostReason,
+        callbacks: Vec<LossCallback>,
+    ) {
         for callback in callbacks {
-            self.call_for(name, move || callback(reason));
+            self.queue_callback(name, move || callback(reason));
         }
     }
 
     /// Queues a user's callback of this name. The call does not wait for the callback.
-    pub(crate) fn call_for(&self, name: &Name, callback: impl FnOnce() + Send + 'static) {
+    pub(crate) fn queue_callback(&self, name: &Name, callback: impl FnOnce() + Send + 'static) {
         let (name, client) = (name.clone(), self.callbacks.client());
         self.callbacks.run(Box::new(move || callbacks::call(&name, &client, callback)));
     }
 
     /// Makes the callbacks' thread ready, so that a later callback need not wait for its start.
-    pub(crate) fn expect_callbacks(&self) {
+    pub(crate) fn start_callbacks_thread(&self) {
         self.callbacks.start_early();
     }
 
     /// Runs a user's code on the callbacks' thread. The call does not wait for the user's code.
-    pub(crate) fn call(&self, call: impl FnOnce() + Send + 'static) {
+    pub(crate) fn queue_call(&self, call: impl FnOnce() + Send + 'static) {
         self.callbacks.run(Box::new(call));
     }
 
@@ -319,11 +325,14 @@ impl Watchdog {
                                 // The task is called again later. If the task were dropped, no
                                 // thread would renew its hold or report its loss.
                                 self.log_panic();
-                                self.insert(clock::now() + AFTER_A_PANIC, WheelItem::Task(task));
+                                self.insert(
+                                    clock::now() + RETRY_AFTER_PANIC,
+                                    WheelItem::Task(task),
+                                );
                             }
                         }
                     }
-                    WheelItem::Lane(lane) => match lane.look(LOOK_AFTER) {
+                    WheelItem::Lane(lane) => match lane.look(READ_REPLIES_AFTER) {
                         Look::Service => lanes.push(lane),
                         Look::Again => self.service(&lane),
                         Look::Done => {}

@@ -23,72 +23,76 @@ const MS: u64 = 1_000_000;
 
 /// A lease is renewed when this part of it has passed. A shorter hold needs no renewal, and the
 /// remaining time is enough for three slow failed attempts.
-const RENEWED_AFTER: u64 = 3;
+const RENEW_AFTER: u64 = 3;
 /// A renewal may be sent early by this part of the lease, so that renewals that are due at about
 /// the same time share a call.
-const GRID: u64 = 64;
+const EARLY_BY: u64 = 64;
 /// A failed renewal is tried again after this part of the lease. The pause doubles after each
 /// failure, up to sixteen times its first length.
-const RETRY: u64 = 200;
-const MOST_DOUBLED: u32 = 4;
+const RETRY_AFTER: u64 = 200;
+const MAX_DOUBLINGS: u32 = 4;
 /// A renewal waits for its reply for this part of the lease. After that time, a new attempt on a
 /// new connection is more likely to succeed.
-const PATIENCE: u32 = 6;
+const REPLY_WAIT: u32 = 6;
 /// If replicas must acknowledge renewals, the wait for the reply is longer by this part of the
 /// wait.
-const ACKNOWLEDGED: u32 = 4;
+const REPLICA_WAIT: u32 = 4;
 /// A hold that was granted by message is raised to the lease of its terms after this time. A
 /// shorter hold needs no raise.
-pub(crate) const RAISED_AFTER: u64 = 50 * MS;
-/// The maximum wait for the reply to a raise. A failed raise is tried again after `RAISED_AGAIN`.
-pub(crate) const RAISED_WITHIN: Duration = Duration::from_millis(500);
-const RAISED_AGAIN: u64 = 400 * MS;
+pub(crate) const RAISE_AFTER: u64 = 50 * MS;
+/// The maximum wait for the reply to a raise. A failed raise is tried again after
+/// `RAISE_RETRY_AFTER`.
+pub(crate) const RAISE_TIMEOUT: Duration = Duration::from_millis(500);
+const RAISE_RETRY_AFTER: u64 = 400 * MS;
 
 /// A hold's key is tracked after this time, so that the server reports the hold's loss. A shorter
 /// hold needs no tracking.
-pub(crate) const TRACKED_AFTER: u64 = 100 * MS;
+pub(crate) const TRACK_AFTER: u64 = 100 * MS;
 
 /// If a guard has an `on_wanted` callback and a lease that is not renewed, the client asks the
 /// server after each such part of the lease whether others wait. (A renewed hold needs no such
 /// question, because the answer to a renewal says whether others wait.)
-pub(crate) const LOOKED_AFTER: u64 = RENEWED_AFTER;
+pub(crate) const ASK_WANTED_AFTER: u64 = RENEW_AFTER;
 
 /// A keep-alive of a fair lock's waiter is valid for a limited time. The client sends this many
-/// keep-alives in that time. After a failed keep-alive, the pause is divided by `SIGN_AGAIN`.
-pub(crate) const SIGN_OF_LIFE: u32 = 3;
-pub(crate) const SIGN_AGAIN: u32 = 2;
+/// keep-alives in that time. After a failed keep-alive, the pause is divided by `KEEP_ALIVE_RETRY`.
+pub(crate) const KEEP_ALIVES: u32 = 3;
+pub(crate) const KEEP_ALIVE_RETRY: u32 = 2;
 
 const _: () = {
     // All the constants above divide this lease.
     const LEASE: u64 = 1_000 * 3 * 64;
-    let patience = LEASE / PATIENCE as u64;
-    let patience = patience + patience / ACKNOWLEDGED as u64;
-    let attempts = 3 * patience + (1 + 2) * (LEASE / RETRY);
+    let patience = LEASE / REPLY_WAIT as u64;
+    let patience = patience + patience / REPLICA_WAIT as u64;
+    let attempts = 3 * patience + (1 + 2) * (LEASE / RETRY_AFTER);
     assert!(
-        attempts + drift(LEASE) < LEASE - LEASE / RENEWED_AFTER,
+        attempts + drift(LEASE) < LEASE - LEASE / RENEW_AFTER,
         "three attempts that each have no reply end before the deadline"
     );
-    assert!(LEASE / GRID < LEASE / RENEWED_AFTER, "a short hold costs no renewal");
-    assert!((1 << MOST_DOUBLED) * (LEASE / RETRY) < patience, "the longest pause costs no attempt");
+    assert!(LEASE / EARLY_BY < LEASE / RENEW_AFTER, "a short hold costs no renewal");
     assert!(
-        RAISED_AFTER + 2 * (RAISED_WITHIN.as_millis() as u64 * MS + RAISED_AGAIN)
+        (1 << MAX_DOUBLINGS) * (LEASE / RETRY_AFTER) < patience,
+        "the longest pause costs no attempt"
+    );
+    assert!(
+        RAISE_AFTER + 2 * (RAISE_TIMEOUT.as_millis() as u64 * MS + RAISE_RETRY_AFTER)
             < PROVISIONAL - drift(PROVISIONAL),
         "three attempts to raise a hold are made before it ends"
     );
     assert!(
-        SIGN_AGAIN + 1 < SIGN_OF_LIFE * SIGN_AGAIN,
+        KEEP_ALIVE_RETRY + 1 < KEEP_ALIVES * KEEP_ALIVE_RETRY,
         "a waiter whose keep-alive failed gives the next one in time"
     );
 };
 
 /// How long a renewal waits for its reply.
-pub(crate) fn patience(watchdog_timeout: Duration) -> Duration {
-    (watchdog_timeout / PATIENCE).max(Duration::from_millis(10))
+pub(crate) fn reply_wait(watchdog_timeout: Duration) -> Duration {
+    (watchdog_timeout / REPLY_WAIT).max(Duration::from_millis(10))
 }
 
 /// The number of replicas that must acknowledge a renewal, and how long to wait for them.
 pub(crate) fn acks(config: &Config) -> Option<ReplicaAcks> {
-    let longest = patience(config.watchdog_timeout) / ACKNOWLEDGED;
+    let longest = reply_wait(config.watchdog_timeout) / REPLICA_WAIT;
     config.replica_acks.map(|acks| ReplicaAcks { within: acks.within.min(longest), ..acks })
 }
 
@@ -155,12 +159,12 @@ impl RenewalState {
             let spent = Duration::from_nanos(now.saturating_sub(self.taken_at));
             let fixed = self.fixed.unwrap_or_default().saturating_sub(spent);
             let lease = watched.max(fixed);
-            let after = RAISED_AFTER.min(clock::nanos(lease) / RENEWED_AFTER);
+            let after = RAISE_AFTER.min(clock::nanos(lease) / RENEW_AFTER);
             (self.taken_at.saturating_add(after), lease)
         } else if let Some(watched) = watched {
             let lease = clock::nanos(watched);
-            let grid = (lease / GRID).max(MS);
-            let left = lease / RENEWED_AFTER * (RENEWED_AFTER - 1);
+            let grid = (lease / EARLY_BY).max(MS);
+            let left = lease / RENEW_AFTER * (RENEW_AFTER - 1);
             (self.deadline.saturating_sub(left) / grid * grid, watched)
         } else {
             return end;
@@ -180,27 +184,27 @@ impl RenewalProgress {
     }
 
     /// Returns the progress after a renewal that must be followed by another renewal.
-    pub(crate) fn again(now: u64) -> Self {
+    pub(crate) fn renew_again(now: u64) -> Self {
         Self::Failed { failed: 0, again: now }
     }
 
-    pub(crate) fn sent(self) -> Self {
-        Self::Sent { failed: self.failed() }
+    pub(crate) fn after_sending(self) -> Self {
+        Self::Sent { failed: self.failures() }
     }
 
     /// Returns the progress after a renewal for this lease has failed at `now`. The next attempt
     /// follows after a short pause, and the pauses grow until the deadline.
-    pub(crate) fn fails(self, is_provisional: bool, lease: Duration, now: u64) -> Self {
-        let failed = self.failed();
+    pub(crate) fn after_failure(self, is_provisional: bool, lease: Duration, now: u64) -> Self {
+        let failed = self.failures();
         let pause = if is_provisional {
-            RAISED_AGAIN
+            RAISE_RETRY_AFTER
         } else {
-            (clock::nanos(lease) / RETRY).max(MS) << failed.min(MOST_DOUBLED)
+            (clock::nanos(lease) / RETRY_AFTER).max(MS) << failed.min(MAX_DOUBLINGS)
         };
         Self::Failed { failed: failed.saturating_add(1), again: now.saturating_add(pause) }
     }
 
-    fn failed(self) -> u32 {
+    fn failures(self) -> u32 {
         match self {
             Self::Done => 0,
             Self::Sent { failed } | Self::Failed { failed, .. } => failed,
@@ -316,10 +320,11 @@ mod tests {
     fn a_failed_renewal_is_tried_again_at_once_and_then_later_and_later() {
         let mut progress = RenewalProgress::Done;
         for (failed, pause) in (1..).zip([150, 300, 600, 1_200, 2_400, 2_400]) {
-            progress = progress.sent().fails(false, seconds(30), SECOND);
+            progress = progress.after_sending().after_failure(false, seconds(30), SECOND);
             assert_eq!(progress, RenewalProgress::Failed { failed, again: SECOND + pause * MS });
         }
-        let raising = RenewalProgress::Done.sent().fails(true, seconds(30), SECOND);
+        let raising =
+            RenewalProgress::Done.after_sending().after_failure(true, seconds(30), SECOND);
         assert_eq!(raising, RenewalProgress::Failed { failed: 1, again: SECOND + 400 * MS });
     }
 

@@ -157,7 +157,7 @@ impl HeldLock {
     pub(super) fn on_lost(&self, callback: LossCallback) {
         if let Some((reason, callback)) = self.tenancy.on_lost(callback) {
             let site = &self.handle.site;
-            site.core.watchdog.call_back(&site.name, reason, vec![callback]);
+            site.core.watchdog.queue_loss_callbacks(&site.name, reason, vec![callback]);
         }
     }
 

@@ -214,7 +214,7 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
         assert_eq!(seat.renewing(before).begins(Some(LEASE), 0), Some(LEASE));
         if fails {
             tenancy.hold().renewal_failed(&"no server".into());
-            seat.progress = seat.progress.fails(false, LEASE, 0);
+            seat.progress = seat.progress.after_failure(false, LEASE, 0);
         }
         assert!(seat.may_outlive());
         let _waiter = state.enter(&two, NEED, true, 0);

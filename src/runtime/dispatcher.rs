@@ -117,7 +117,7 @@ impl Dispatcher {
             Job::WakeSubscriber(node) => {
                 self.give_to(&Arc::clone(&node), Job::WakeSubscriber(node));
             }
-            Job::LookAt(node) => self.give_to(&Arc::clone(&node), Job::LookAt(node)),
+            Job::Reconnect(node) => self.give_to(&Arc::clone(&node), Job::Reconnect(node)),
             Job::Service(lanes) => {
                 for lane in lanes {
                     let number = lane.endpoint().number();

@@ -32,7 +32,7 @@ impl Core {
             let mut nodes =
                 self.servers.cluster().map_or_else(|| self.servers.all(), |it| it.masters());
             nodes.retain(|node| node.endpoint.health().is_to_be_looked_at());
-            nodes.into_iter().for_each(|node| self.watchdog.look_at(node));
+            nodes.into_iter().for_each(|node| self.watchdog.reconnect(node));
         }
         is_due
     }

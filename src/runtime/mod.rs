@@ -235,9 +235,9 @@ impl Core {
     }
 
     /// How long a renewal of the shortest lease may wait for its reply.
-    fn shortest_patience(&self) -> Duration {
+    fn shortest_reply_wait(&self) -> Duration {
         let shortest = self.shortest_watched.load(Ordering::Relaxed);
-        schedule::patience(Duration::from_nanos(shortest))
+        schedule::reply_wait(Duration::from_nanos(shortest))
     }
 
     /// Returns the deadline of a call that begins now on this lane.
@@ -391,7 +391,7 @@ impl Core {
             Err(_) if !self.is_shut_down() => {
                 let name = Name::from("the subscriber");
                 let message = self.pubsub.control_message(node);
-                self.watchdog.clean_up(Cleanup::unheard(&name, message, node.number()));
+                self.watchdog.clean_up(Cleanup::control_message(&name, message, node.number()));
             }
             Err(_) => {}
         }

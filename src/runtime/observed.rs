@@ -182,7 +182,7 @@ impl Core {
         }
         // The reference is weak, because the core owns the queue in which the event waits.
         let (core, tell) = (Weak::clone(&self.itself), event());
-        self.watchdog.call(move || {
+        self.watchdog.queue_call(move || {
             let Some(core) = core.upgrade() else { return };
             core.tell_observers(tell);
             if core.counts.queued.fetch_sub(1, Ordering::Relaxed) == 1 {
@@ -264,7 +264,7 @@ impl Core {
         // The longer a thread has waited, the less often it tries to start a query.
         let later = SLOW_LINES_SPACED.max(wait.waited / 4);
         let core = Weak::clone(&self.itself);
-        self.watchdog.call(move || {
+        self.watchdog.queue_call(move || {
             let Some(core) = core.upgrade() else { return };
             // Limit the query, because other callbacks wait behind this one.
             let limited = Limit::set(Limit::new(Instant::now().checked_add(ASKS_FOR), None));

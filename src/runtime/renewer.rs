@@ -40,8 +40,8 @@ pub(crate) struct Renewer {
     core: Arc<Core>,
     /// The number of the server.
     server: usize,
-    /// The maximum number of names in one call: [`NAMES_PER_CALL`], or one in a cluster. In a cluster
-    /// two names are usually in two slots, or at two servers while their slot moves.
+    /// The maximum number of names in one call: [`NAMES_PER_CALL`], or one in a cluster. In a
+    /// cluster two names are usually in two slots, or at two servers while their slot moves.
     names_per_call: usize,
     /// A separate connection, so that renewals and callers' commands do not delay each other.
     own: OwnLink,
@@ -193,7 +193,7 @@ impl Renewer {
             }
             Job::WakeSubscriber(node) => self.core.wake_subscriber(&node),
             Job::Service(lanes) => lanes.iter().for_each(|lane| self.service(lane)),
-            Job::LookAt(node) => {
+            Job::Reconnect(node) => {
                 // No check is needed if a renewal has reached the server since this job was queued.
                 if node.endpoint.health().is_to_be_looked_at() {
                     self.own.look();

@@ -217,13 +217,13 @@ impl Core {
             if !core.is_met() {
                 core.greet_at_first_contact(node);
             }
-            let (renew, pubsub) = (core.watchdog.renew_all(), Arc::downgrade(&core.pubsub));
+            let (renew, pubsub) = (core.watchdog.on_data_lost(), Arc::downgrade(&core.pubsub));
             let server = node.number();
             node.endpoint.on_new_run(move || {
                 renew();
                 pubsub.upgrade().inspect(|pubsub| pubsub.met_new_run(server));
             });
-            node.endpoint.on_moved(core.watchdog.renew_all());
+            node.endpoint.on_moved(core.watchdog.on_data_lost());
             let (log, told) = (core.watchdog.log_health(), Weak::clone(&core.itself));
             node.endpoint.health().on_news(move |news| {
                 if let (ServerEvent::Back(after), Some(core)) = (&news.event, told.upgrade()) {
@@ -236,13 +236,13 @@ impl Core {
                 }
                 log(news);
             });
-            node.endpoint.on_opened(core.watchdog.connected());
+            node.endpoint.on_opened(core.watchdog.on_connected());
         };
         match &self.servers {
             Servers::One(node) => watch(node),
             Servers::Cluster(cluster) => {
                 cluster.on_node(watch);
-                let (core, renew) = (Arc::downgrade(self), self.watchdog.moved());
+                let (core, renew) = (Arc::downgrade(self), self.watchdog.on_slots_moved());
                 cluster.on_moved(move |slots| {
                     core.upgrade().inspect(|core| core.pubsub.moved(slots));
                     renew(slots);

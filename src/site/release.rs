@@ -191,7 +191,7 @@ impl Site {
             // `until_left` reads the state, so this thread sets the reason before that drop.
             let reason = hold.lose(hold.why_gone());
             let callbacks = tenancy.lose(reason).unwrap_or_default();
-            self.core.watchdog.call_back(&self.name, reason, callbacks);
+            self.core.watchdog.queue_loss_callbacks(&self.name, reason, callbacks);
             return;
         }
         // A level with a fixed lease may later be the only level left, and then nothing renews the

@@ -26,7 +26,7 @@ use crate::lease::WantedCallback;
 impl Site {
     /// Registers `callback` for a tenancy.
     pub(crate) fn on_wanted(self: &Arc<Self>, tenancy: &Tenancy, callback: WantedCallback) {
-        self.core.watchdog.expect_callbacks();
+        self.core.watchdog.start_callbacks_thread();
         tenancy.on_wanted(callback);
         self.has_calls.store(true, Ordering::SeqCst);
         self.attend();
@@ -61,7 +61,7 @@ impl Site {
                         callback();
                     }
                 };
-                self.core.watchdog.call_for(&self.name, call);
+                self.core.watchdog.queue_callback(&self.name, call);
             }
         }
     }

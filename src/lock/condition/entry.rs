@@ -381,7 +381,7 @@ impl KeepAlive for KeepAlives {
         Some(scripts.keep_alive_command(&waiters))
     }
 
-    fn done(&self, _outcome: Outcome) -> Duration {
+    fn handle_outcome(&self, _outcome: Outcome) -> Duration {
         KEEP_ALIVE_INTERVAL
     }
 }

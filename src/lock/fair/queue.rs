@@ -204,7 +204,7 @@ impl FairQueue {
 
     /// Returns the time between two keep-alives.
     fn interval(&self) -> Duration {
-        MAX_INTERVAL.min(self.site.core.config.fair_wait_timeout / schedule::SIGN_OF_LIFE)
+        MAX_INTERVAL.min(self.site.core.config.fair_wait_timeout / schedule::KEEP_ALIVES)
     }
 }
 
@@ -282,7 +282,7 @@ impl KeepAlive for FairQueue {
         Some(self.scripts().keep_alive_command(&owners, steady))
     }
 
-    fn done(&self, outcome: Outcome) -> Duration {
+    fn handle_outcome(&self, outcome: Outcome) -> Duration {
         let interval = self.interval();
         match read_keep_alive(outcome) {
             Ok(kept) => {
@@ -300,7 +300,7 @@ impl KeepAlive for FairQueue {
             // The waiters' own requests report the error.
             Err(_) => {
                 self.waiters.lock().steady = None;
-                interval / schedule::SIGN_AGAIN
+                interval / schedule::KEEP_ALIVE_RETRY
             }
         }
     }

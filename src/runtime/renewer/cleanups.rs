@@ -11,7 +11,7 @@ use crate::lease::Cleanup;
 use crate::scripts;
 
 /// The time after which a keep-alive that panicked is due again.
-const AFTER_A_PANIC: Duration = Duration::from_secs(1);
+const RETRY_AFTER_PANIC: Duration = Duration::from_secs(1);
 
 impl Renewer {
     /// Repeats the latest releases of expirable permits, which a new run of the server may lack.
@@ -30,7 +30,7 @@ impl Renewer {
     /// of cleanups, and each packet takes a round trip.
     pub(super) fn send_due_cleanups(&mut self, now: u64) {
         let is_due = |cleanup: &Cleanup| cleanup.due() <= now;
-        let regular = self.cleanups.extract_if(.., |it| it.is_regular() && is_due(it));
+        let regular = self.cleanups.extract_if(.., |it| it.is_keep_alive() && is_due(it));
         let mut due: VecDeque<_> = regular.collect();
         due.extend(self.cleanups.extract_if(.., |it| is_due(it)).take(NAMES_PER_CALL));
         if self.core.servers.cluster().is_some() && !self.core.is_shut_down() {
@@ -51,9 +51,9 @@ impl Renewer {
                 let cleanup = due.pop_front();
                 // After the client's end, a regular cleanup would be sent again and again without a
                 // pause.
-                let goes_on = |it: &Cleanup| it.is_regular() && !self.core.is_shut_down();
+                let goes_on = |it: &Cleanup| it.is_keep_alive() && !self.core.is_shut_down();
                 let regular = cleanup.filter(goes_on);
-                self.cleanups.extend(regular.map(|it| it.after(AFTER_A_PANIC)));
+                self.cleanups.extend(regular.map(|it| it.delayed(RETRY_AFTER_PANIC)));
             }
         }
     }

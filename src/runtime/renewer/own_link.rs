@@ -18,7 +18,7 @@ use crate::runtime::{Core, RESENT_WITHIN};
 
 /// The maximum number of times that the time limit is doubled while the server does not reply.
 /// After that, the limit for the shortest lease is as long as for any other lease.
-const MOST_DOUBLED: u32 = 20;
+const MAX_DOUBLINGS: u32 = 20;
 
 pub(super) struct OwnLink {
     core: Arc<Core>,
@@ -35,7 +35,7 @@ pub(super) struct OwnLink {
 impl OwnLink {
     /// Returns a link that is not open yet.
     pub(super) fn new(core: &Arc<Core>, node: &Arc<Node>) -> Self {
-        let patience = schedule::patience(core.config.watchdog_timeout);
+        let patience = schedule::reply_wait(core.config.watchdog_timeout);
         let patience = patience.min(node.endpoint.response_timeout());
         let endpoint = node.endpoint.with_response_timeout(patience);
         let login_renewals = endpoint.login_renewals();
@@ -55,7 +55,7 @@ impl OwnLink {
 
     /// Tries to open a connection, which ends an outage. After a failure, the next limit is longer.
     pub(super) fn look(&mut self) {
-        match Link::open(&self.endpoint.with_response_timeout(self.patience())) {
+        match Link::open(&self.endpoint.with_response_timeout(self.reply_wait())) {
             Ok(link) => drop(self.link.get_or_insert(link)),
             Err(_) => self.unanswered = self.unanswered.saturating_add(1),
         }
@@ -94,7 +94,7 @@ impl OwnLink {
 
     /// Like [`exchange`](Self::exchange), but never sends the commands a second time.
     fn exchange_once(&mut self, commands: &[Command], within: Option<Duration>) -> Vec<Outcome> {
-        let (begun, patience) = (Instant::now(), self.patience());
+        let (begun, patience) = (Instant::now(), self.reply_wait());
         match self.link() {
             Ok(link) => {
                 let (receivers, replies) = replies_to(commands);
@@ -165,15 +165,16 @@ impl OwnLink {
     /// in this exchange, or wait for the next exchange. After two exchanges without a reply, the
     /// shortest lease has ended. The time then grows, so that longer leases are renewed even at a
     /// slow server.
-    fn patience(&self) -> Duration {
+    fn reply_wait(&self) -> Duration {
         let longest = self.endpoint.response_timeout();
-        let patience = self.core.shortest_patience().max(self.core.round_trip().saturating_mul(4));
-        let doubled = 1_u32 << self.unanswered.saturating_sub(1).min(MOST_DOUBLED);
+        let patience =
+            self.core.shortest_reply_wait().max(self.core.round_trip().saturating_mul(4));
+        let doubled = 1_u32 << self.unanswered.saturating_sub(1).min(MAX_DOUBLINGS);
         patience.saturating_mul(doubled).min(longest)
     }
 
     fn link(&mut self) -> Result<&mut Link, Failure> {
-        let patience = self.patience();
+        let patience = self.reply_wait();
         let renewals = self.endpoint.login_renewals();
         if std::mem::replace(&mut self.login_renewals, renewals) != renewals {
             // The connection was opened with a user or a password that expires soon.

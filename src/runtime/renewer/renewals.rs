@@ -67,15 +67,15 @@ impl Renewer {
         let commands: Vec<_> = calls
             .iter()
             .map(|call| {
-                let holds = call.iter().map(|due| (&*due.key, &due.owner, due.asks));
+                let holds = call.iter().map(|due| (&*due.key, &due.owner, due.asks_if_wanted));
                 // A query writes nothing, so it does not wait for replicas.
                 let acks = acks.filter(|_| !lease(call).is_zero());
                 scripts::renewal::renew_command(kind(call), holds, lease(call), longer(call), acks)
             })
             .collect();
-        let raises = calls.iter().copied().flatten().any(|due| due.urgent);
+        let raises = calls.iter().copied().flatten().any(|due| due.is_raise);
         let (outcomes, resent) =
-            self.own.exchange(&commands, raises.then_some(schedule::RAISED_WITHIN));
+            self.own.exchange(&commands, raises.then_some(schedule::RAISE_TIMEOUT));
         let address = self.own.endpoint.health().address();
         let (mut unanswered, mut refused) = (false, false);
         let (mut accepted, mut refusals) = (Vec::new(), Vec::new());
@@ -90,7 +90,7 @@ impl Renewer {
                 matches!(outcome, Err(Failure::Refused(_) | Failure::Unacknowledged(..)));
             let mut refuse = |due: &Renewal, cause: &Arc<str>| {
                 if due.lease.is_some() {
-                    refusals.push((Arc::clone(&due.key), due.until, Arc::clone(cause)));
+                    refusals.push((Arc::clone(&due.key), due.deadline, Arc::clone(cause)));
                 }
             };
             let replies = scripts::renewal::renewed(kind(call), outcome, &address)

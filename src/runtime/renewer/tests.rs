@@ -58,10 +58,10 @@ fn a_renewal_whose_answer_was_lost_in_a_panic_has_failed() {
             owner,
             lease,
             longer,
-            urgent: false,
-            until: 0,
+            is_raise: false,
+            deadline: 0,
             renewed,
-            asks: false,
+            asks_if_wanted: false,
         }
     });
     core.watchdog.renew_now(renewals.into());
@@ -77,7 +77,7 @@ impl KeepAlive for Diligent {
         Some(Command::plain(&[b"PING"]))
     }
 
-    fn done(&self, _: Outcome) -> Duration {
+    fn handle_outcome(&self, _: Outcome) -> Duration {
         self.0.stumble();
         Duration::from_millis(1)
     }
@@ -102,7 +102,7 @@ impl KeepAlive for Hopeless {
         Some(Command::plain(&[b"PING"]))
     }
 
-    fn done(&self, _: Outcome) -> Duration {
+    fn handle_outcome(&self, _: Outcome) -> Duration {
         panic!("the panic of this test")
     }
 }
@@ -139,7 +139,7 @@ fn a_cleanup_that_panicked_is_sent_again() {
     let server = Server::start().unwrap();
     let session = session(&server, ignore);
     let poor = Arc::new(Poor::default());
-    let cleanup = Cleanup::owed(&"poor".into(), Arc::clone(&poor) as _);
+    let cleanup = Cleanup::debt(&"poor".into(), Arc::clone(&poor) as _);
     session.core().watchdog.clean_up(cleanup);
     // The second call reports that the connection broke.
     poor.0.wait_called(3);
@@ -151,7 +151,7 @@ struct Settles<F>(AtomicBool, F);
 impl<F: Fn() + Send + Sync + 'static> Settles<F> {
     fn adopted_by(core: &Core, paid: F) {
         let debtor = Arc::new(Self(AtomicBool::new(false), paid));
-        core.watchdog.clean_up(Cleanup::owed(&"settles".into(), debtor as _));
+        core.watchdog.clean_up(Cleanup::debt(&"settles".into(), debtor as _));
     }
 }
 
@@ -197,10 +197,10 @@ fn a_renewal_waits_for_one_packet_of_cleanups_and_no_more() {
                 owner,
                 lease,
                 longer,
-                urgent: false,
-                until: 0,
+                is_raise: false,
+                deadline: 0,
                 renewed,
-                asks: false,
+                asks_if_wanted: false,
             };
             to.watchdog.renew_now(vec![renewal]);
         });

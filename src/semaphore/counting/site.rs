@@ -221,7 +221,7 @@ impl SemaphoreSite {
         let had_cleanup = std::mem::replace(&mut debt.has_cleanup, true);
         drop(debt);
         if !had_cleanup {
-            self.core.watchdog.clean_up(Cleanup::owed(&self.name, Arc::clone(self) as _));
+            self.core.watchdog.clean_up(Cleanup::debt(&self.name, Arc::clone(self) as _));
         }
     }
 
@@ -557,7 +557,7 @@ mod tests {
     /// Waits until the renewer has done all cleanups that are queued now.
     fn wait_for_cleanups(site: &SemaphoreSite) {
         let (sender, paid) = mpsc::channel();
-        site.core.watchdog.clean_up(Cleanup::owed(&site.name, Arc::new(Pays(sender))));
+        site.core.watchdog.clean_up(Cleanup::debt(&site.name, Arc::new(Pays(sender))));
         // At the second call of `command`, all replies to the first packet have been read.
         for _ in 0..2 {
             paid.recv_timeout(SOON).unwrap();

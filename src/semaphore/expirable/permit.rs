@@ -141,7 +141,7 @@ impl ExpirablePermit {
     pub fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static) {
         if let Some((reason, callback)) = self.tenancy.on_lost(Box::new(callback)) {
             let site = self.permit_lease.site();
-            site.core.watchdog.call_back(&site.name, reason, vec![callback]);
+            site.core.watchdog.queue_loss_callbacks(&site.name, reason, vec![callback]);
         }
     }
 

@@ -14,7 +14,7 @@ use crate::simulated::library::exchanges::Asked;
 
 pub(crate) const MS: u64 = 1_000_000;
 /// The age at which a hold that was granted by message is raised.
-const RAISED_AFTER: u64 = 50 * MS;
+const RAISE_AFTER: u64 = 50 * MS;
 const RENEWED_AGAIN: u64 = 400 * MS;
 /// The maximum time between two requests of a waiter.
 const POLL: u64 = 1_200 * MS;
@@ -424,7 +424,7 @@ impl Process {
         let State::Waiting(wait) = &self.state else { return Outcome::Nothing };
         let ValidGrant { asked, lease, in_doubt, by } = granted;
         let (lease, renew_at, token, is_told) = match by {
-            By::Message { details } => (lease.min(terms.lease), now + RAISED_AFTER, details, true),
+            By::Message { details } => (lease.min(terms.lease), now + RAISE_AFTER, details, true),
             By::Reply { details, .. } => {
                 let third = terms.lease.as_nanos() as u64 / 3;
                 (terms.lease, asked.at + third, details, false)
