@@ -304,7 +304,7 @@ impl CyclicBarrier {
     /// If a waiting party is killed, the barrier breaks when the party's lease ends.
     #[must_use]
     pub fn with_watchdog(&self, timeout: Duration) -> Self {
-        self.site.core.watches_for(timeout);
+        self.site.core.note_watched_lease(timeout);
         Self { lease: timeout, ..self.clone() }
     }
 

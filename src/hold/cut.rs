@@ -4,7 +4,7 @@
 //!
 //! A cut and a request for a longer lease use different connections, and the server may run the cut
 //! last. So the two threads must notice each other. The thread that asks for a longer lease raises
-//! `Hold::longest_requested` and then reads `to`. The renewer sets `to` and then reads
+//! `Hold::longest_requested` and then reads `cut_to`. The renewer sets `cut_to` and then reads
 //! `longest_requested` (all `SeqCst`). While a cut is on its way, or after the reply to a cut was
 //! lost, a longer lease counts only up to the lease that the cut would leave.
 
@@ -18,21 +18,21 @@ pub(super) struct LeaseCut {
     /// Whether the next renewal must cut the lease.
     is_due: AtomicBool,
     /// The lease that a cut on its way would leave, in nanoseconds. Zero if no cut is on its way.
-    to: AtomicU64,
+    cut_to: AtomicU64,
     /// Whether a cut got no answer. The server may still run such a cut while the hold lasts.
     is_lost: AtomicBool,
 }
 
 impl LeaseCut {
     pub(super) fn new(is_due: bool) -> Self {
-        let (to, is_lost) = (AtomicU64::new(0), AtomicBool::new(false));
-        Self { is_due: AtomicBool::new(is_due), to, is_lost }
+        let (cut_to, is_lost) = (AtomicU64::new(0), AtomicBool::new(false));
+        Self { is_due: AtomicBool::new(is_due), cut_to, is_lost }
     }
 
     /// Returns the certain part of a lease, which is shorter than the lease if the server may run a
     /// cut later.
     pub(super) fn certain_part(&self, lease: Duration) -> Duration {
-        match self.to.load(Ordering::SeqCst) {
+        match self.cut_to.load(Ordering::SeqCst) {
             0 => lease,
             cut => lease.min(Duration::from_nanos(cut)),
         }
@@ -47,16 +47,16 @@ impl LeaseCut {
         if !self.is_due.load(Ordering::SeqCst) {
             return Longer::Reported(longest);
         }
-        let before = self.to.load(Ordering::SeqCst);
+        let before = self.cut_to.load(Ordering::SeqCst);
         let to = if before == 0 { most } else { before.min(most) };
-        self.to.store(to, Ordering::SeqCst);
-        // This read comes after the store to `to`. A thread that asks for a lease raises
-        // `Hold::longest_requested` before it reads `to`. Because of this order, at least one of
-        // the renewer and the asking thread sees the value that the other has stored.
+        self.cut_to.store(to, Ordering::SeqCst);
+        // This read comes after the store to `cut_to`. A thread that asks for a lease raises
+        // `Hold::longest_requested` before it reads `cut_to`. Because of this order, at least one
+        // of the renewer and the asking thread sees the value that the other has stored.
         if longest_asked() == most {
             return Longer::Cut(longest);
         }
-        self.to.store(before, Ordering::SeqCst);
+        self.cut_to.store(before, Ordering::SeqCst);
         Longer::Kept
     }
 
@@ -73,7 +73,7 @@ impl LeaseCut {
             Ok(StillHeld::Yes | StillHeld::No) if is_cut => {
                 self.is_due.store(false, Ordering::SeqCst);
                 if !self.is_lost.load(Ordering::SeqCst) {
-                    self.to.store(0, Ordering::SeqCst);
+                    self.cut_to.store(0, Ordering::SeqCst);
                 }
             }
             Ok(_) | Err(()) => {}
@@ -81,7 +81,7 @@ impl LeaseCut {
     }
 
     /// Whether a lease still has to be cut, or the server may still run a cut.
-    pub(super) fn may_come(&self) -> bool {
-        self.is_due.load(Ordering::SeqCst) || self.to.load(Ordering::SeqCst) != 0
+    pub(super) fn is_pending(&self) -> bool {
+        self.is_due.load(Ordering::SeqCst) || self.cut_to.load(Ordering::SeqCst) != 0
     }
 }

@@ -412,7 +412,7 @@ impl Hold {
         let longest = self.longest_requested.load(Ordering::SeqCst);
         self.is_unconfirmed()
             || longest > self.confirmed.load(Ordering::SeqCst)
-            || self.cut.may_come()
+            || self.cut.is_pending()
     }
 
     /// Returns the longest time for which the server may keep the hold from now on.

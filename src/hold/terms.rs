@@ -87,10 +87,10 @@ impl Terms {
         if self.is_watched && SHORTEST <= self.lease && self.lease <= LONGEST {
             return Ok(());
         }
-        self.checked(name)
+        self.check_range(name)
     }
 
-    fn checked(self, name: &Name) -> Result<(), Error> {
+    fn check_range(self, name: &Name) -> Result<(), Error> {
         if self.is_watched {
             let checked = config::check_watchdog("with_watchdog", self.lease());
             checked.map_err(|error| error.of(name))
@@ -100,7 +100,7 @@ impl Terms {
     }
 
     /// Returns advice about a lease that is too short.
-    pub(crate) fn longer(self, core: &Core) -> &'static str {
+    pub(crate) fn lease_advice(self, core: &Core) -> &'static str {
         match self.watched_lease() {
             Some(lease) if lease == core.config.watchdog_timeout => {
                 "raise watchdog_timeout; while the server is away, no renewal succeeds"

@@ -53,7 +53,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     }
 
     /// Returns the object that asks the server about the hold after a change of the tracked key.
-    fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked>;
+    fn query_on_change(self: &Arc<Self>) -> Weak<dyn Tracked>;
 
     /// Called when others have begun to wait for the lock, or no longer wait.
     fn update_wanted(&self) {}
@@ -88,7 +88,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
                 && !renewing.hold.tracked.swap(true, Ordering::Relaxed)
         });
         if begins == Some(true) {
-            self.core().pubsub.track(self.key(), self.asks_if_changed());
+            self.core().pubsub.track(self.key(), self.query_on_change());
         }
     }
 
@@ -106,7 +106,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         let now = clock::now();
         let (hold, lease) = self.with_hold(|renewing| {
             let lease = renewing.state.next(&self.core().config, now).lease;
-            (Arc::clone(&renewing.hold), renewing.begins(lease, now))
+            (Arc::clone(&renewing.hold), renewing.mark_sent(lease, now))
         })?;
         Some(self.renewal(hold, lease))
     }
@@ -206,7 +206,7 @@ impl<T: Leaseholder> Task for T {
             let due = renewing.state.next(&self.core().config, now);
             let lease = due.lease.filter(|_| due.at <= now);
             let looks = renewing.look_at() <= now;
-            (Arc::clone(&renewing.hold), renewing.begins(lease, now), looks)
+            (Arc::clone(&renewing.hold), renewing.mark_sent(lease, now), looks)
         });
         let Some((hold, lease, looks)) = renewing else {
             // An alarm for the next hold is set now. The thread that gets the next hold then does
@@ -258,7 +258,7 @@ impl Renewing<'_> {
 
     /// Marks a renewal as sent, and returns its lease, which the caller must send. Returns `None`
     /// if there is nothing to send, or if the hold's deadline has passed.
-    pub(crate) fn begins(self, lease: Option<Duration>, now: u64) -> Option<Duration> {
+    pub(crate) fn mark_sent(self, lease: Option<Duration>, now: u64) -> Option<Duration> {
         let lease = lease.filter(|_| now < self.hold.deadline())?;
         *self.progress = self.progress.after_sending();
         self.hold.asks_for(lease);

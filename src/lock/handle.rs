@@ -80,7 +80,7 @@ impl Handle {
         match variant {
             Variant::On(terms) => {
                 if let Some(lease) = terms.watched_lease() {
-                    self.site.core.watches_for(lease);
+                    self.site.core.note_watched_lease(lease);
                 }
                 Self { terms: terms.hearing(self.terms.hears()), ..self.clone() }
             }

@@ -139,7 +139,7 @@ impl HeldLock {
                 }
                 let remaining = level_remaining.min(hold_remaining);
                 let terms = self.handle.terms();
-                let longer = terms.longer(&self.handle.site.core);
+                let longer = terms.lease_advice(&self.handle.site.core);
                 // If a renewal gives a lease longer than `slack`, a later call may succeed.
                 let passes = terms.watched_lease().is_some_and(|lease| slack < lease);
                 Err(Error::ends_too_soon(remaining, slack, longer).transient(passes).of(name))

@@ -28,19 +28,19 @@ pub(super) struct Dispatcher {
     /// The thread of each renewer keeps a clone until the thread ends.
     alive: Sender<()>,
     /// The renewers by their servers' numbers. The first job for a server creates its renewer.
-    renewers: HashMap<usize, Hired>,
+    renewers: HashMap<usize, ServerRenewer>,
 }
 
 /// A server's renewer.
-struct Hired {
+struct ServerRenewer {
     node: Arc<Node>,
     jobs: Sender<Job>,
     /// The queue of jobs, while the system cannot start the renewer's thread.
-    idle: Option<Receiver<Job>>,
+    unstarted: Option<Receiver<Job>>,
 }
 
 /// How often the dispatcher tries again to start a renewer's thread.
-const START_AGAIN: Duration = Duration::from_millis(100);
+const START_RETRY: Duration = Duration::from_millis(100);
 
 impl Dispatcher {
     pub(super) fn new(core: Arc<Core>, cluster: Arc<Cluster>, alive: Sender<()>) -> Self {
@@ -50,36 +50,37 @@ impl Dispatcher {
     /// Runs the thread until the client has ended and the last job is done.
     pub(super) fn run(mut self, jobs: &Receiver<Job>) {
         loop {
-            let is_idle = self.renewers.values().any(|hired| hired.idle.is_some());
-            match jobs.recv_timeout(if is_idle { START_AGAIN } else { HEARTBEAT }) {
+            let any_unstarted = self.renewers.values().any(|renewer| renewer.unstarted.is_some());
+            match jobs.recv_timeout(if any_unstarted { START_RETRY } else { HEARTBEAT }) {
                 Ok(Job::End) => {
-                    self.give_all(|| Job::End);
+                    self.send_to_all(|| Job::End);
                     return;
                 }
-                Ok(job) => self.give(job),
+                Ok(job) => self.dispatch(job),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            if is_idle {
-                for hired in self.renewers.values_mut() {
+            if any_unstarted {
+                for renewer in self.renewers.values_mut() {
                     // The first failure has already been logged.
-                    let _again = hired.start(&self.core, &self.alive);
+                    let _again = renewer.start(&self.core, &self.alive);
                 }
             }
             if self.core.heartbeat() {
-                self.let_go();
+                self.drop_unused();
             }
         }
     }
 
     /// Drops the renewers of servers without slots.
-    fn let_go(&mut self) {
+    fn drop_unused(&mut self) {
         for node in self.cluster.nodes() {
             if !self.cluster.is_master(&node) {
                 // The renewer's thread does its remaining jobs, and ends when it finds the channel
                 // disconnected.
                 let number = node.number();
-                self.renewers.retain(|server, hired| *server != number || hired.idle.is_some());
+                self.renewers
+                    .retain(|server, renewer| *server != number || renewer.unstarted.is_some());
                 self.core.pubsub.let_go(&node);
                 node.endpoint.health().give_up("it has no slot of the cluster any more");
                 node.lanes().iter().for_each(|lane| lane.hang_up());
@@ -87,7 +88,7 @@ impl Dispatcher {
         }
     }
 
-    fn give(&mut self, job: Job) {
+    fn dispatch(&mut self, job: Job) {
         match job {
             Job::Renew(renewals) => self.renew(renewals),
             Job::Moved(slots) => {
@@ -95,12 +96,13 @@ impl Dispatcher {
                 let members = self.core.members.in_slots(&slots);
                 let homes = members.iter().map(|member| self.home(member.name()));
                 let homes: HashMap<_, _> = homes.map(|node| (node.number(), node)).collect();
-                let renewals =
-                    members.into_iter().filter_map(|member| self.try_to(|| member.renew_now()));
+                let renewals = members
+                    .into_iter()
+                    .filter_map(|member| self.catch_panic(|| member.renew_now()));
                 self.renew(renewals.flatten().collect());
                 // The new server may also have holds of owners that no thread uses.
                 for node in homes.values() {
-                    self.give_to(node, Job::Moved(slots.clone()));
+                    self.send_to(node, Job::Moved(slots.clone()));
                 }
             }
             Job::CleanUp(cleanup) => {
@@ -108,36 +110,36 @@ impl Dispatcher {
                     Some(number) => self.cluster.numbered(number),
                     None => self.home(cleanup.name()),
                 };
-                self.give_to(&node, Job::CleanUp(cleanup));
+                self.send_to(&node, Job::CleanUp(cleanup));
             }
             Job::Mend(name, requests, request_id) => {
                 let node = self.home(&name);
-                self.give_to(&node, Job::Mend(name, requests, request_id));
+                self.send_to(&node, Job::Mend(name, requests, request_id));
             }
             Job::WakeSubscriber(node) => {
-                self.give_to(&Arc::clone(&node), Job::WakeSubscriber(node));
+                self.send_to(&Arc::clone(&node), Job::WakeSubscriber(node));
             }
-            Job::Reconnect(node) => self.give_to(&Arc::clone(&node), Job::Reconnect(node)),
+            Job::Reconnect(node) => self.send_to(&Arc::clone(&node), Job::Reconnect(node)),
             Job::Service(lanes) => {
                 for lane in lanes {
                     let number = lane.endpoint().number();
                     let node = self.cluster.numbered(number);
-                    self.give_to(&node, Job::Service(vec![lane]));
+                    self.send_to(&node, Job::Service(vec![lane]));
                 }
             }
             Job::RenewAll => {
                 // Each renewer renews the names in its server's slots.
                 for node in self.cluster.masters() {
-                    self.give_to(&node, Job::RenewAll);
+                    self.send_to(&node, Job::RenewAll);
                 }
             }
-            Job::Connected => self.give_all(|| Job::Connected),
+            Job::Connected => self.send_to_all(|| Job::Connected),
             Job::End => {}
         }
     }
 
     /// Runs `work`. A panic in `work` does not stop the dispatcher.
-    fn try_to<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+    fn catch_panic<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let done = catch_unwind(AssertUnwindSafe(work)).ok();
         if done.is_none() {
             self.core.watchdog.log_panic();
@@ -146,13 +148,13 @@ impl Dispatcher {
     }
 
     fn renew(&mut self, renewals: Vec<Renewal>) {
-        let mut shares: HashMap<usize, (Arc<Node>, Vec<Renewal>)> = HashMap::new();
+        let mut by_server: HashMap<usize, (Arc<Node>, Vec<Renewal>)> = HashMap::new();
         for due in renewals {
             let node = self.home(&due.key);
-            shares.entry(node.number()).or_insert_with(|| (node, Vec::new())).1.push(due);
+            by_server.entry(node.number()).or_insert_with(|| (node, Vec::new())).1.push(due);
         }
-        for (node, share) in shares.into_values() {
-            self.give_to(&node, Job::Renew(share));
+        for (node, share) in by_server.into_values() {
+            self.send_to(&node, Job::Renew(share));
         }
     }
 
@@ -160,22 +162,23 @@ impl Dispatcher {
         self.cluster.node(slot_of(key.as_bytes()))
     }
 
-    fn give_all(&self, job: impl Fn() -> Job) {
-        for hired in self.renewers.values() {
+    fn send_to_all(&self, job: impl Fn() -> Job) {
+        for renewer in self.renewers.values() {
             // The channel is closed only after the renewer has ended.
-            let _ = hired.jobs.send(job());
+            let _ = renewer.jobs.send(job());
         }
     }
 
-    fn give_to(&mut self, node: &Arc<Node>, job: Job) {
-        if let Some(hired) = self.renewers.get(&node.number()) {
-            let _ = hired.jobs.send(job);
+    fn send_to(&mut self, node: &Arc<Node>, job: Job) {
+        if let Some(renewer) = self.renewers.get(&node.number()) {
+            let _ = renewer.jobs.send(job);
             return;
         }
-        let (jobs, idle) = crossbeam_channel::unbounded();
+        let (jobs, unstarted) = crossbeam_channel::unbounded();
         let _ = jobs.send(job);
-        let mut hired = Hired { node: Arc::clone(node), jobs, idle: Some(idle) };
-        if let Err(error) = hired.start(&self.core, &self.alive) {
+        let mut renewer =
+            ServerRenewer { node: Arc::clone(node), jobs, unstarted: Some(unstarted) };
+        if let Err(error) = renewer.start(&self.core, &self.alive) {
             self.core.watchdog.log(Level::Error, || {
                 format!(
                     "nothing is renewed at the server at {} until a background thread can be started: \
@@ -184,17 +187,17 @@ impl Dispatcher {
                 )
             });
         }
-        self.renewers.insert(node.number(), hired);
+        self.renewers.insert(node.number(), renewer);
     }
 }
 
-impl Hired {
+impl ServerRenewer {
     /// Starts the renewer's thread if it has not been started.
     fn start(&mut self, core: &Arc<Core>, alive: &Sender<()>) -> io::Result<()> {
-        let Some(jobs) = self.idle.clone() else { return Ok(()) };
+        let Some(jobs) = self.unstarted.clone() else { return Ok(()) };
         let renewer = Renewer::new(Arc::clone(core), &self.node);
         own_thread("redlatch-renew", Some(alive.clone()), move || renewer.run(&jobs))?;
-        self.idle = None;
+        self.unstarted = None;
         Ok(())
     }
 }

@@ -34,7 +34,7 @@ pub(crate) fn greet(
     is_cluster: bool,
 ) -> Result<Greeting, Error> {
     let located = |error: Error| error.now(&format!("it is at {}", endpoint.address()));
-    look_at(server, config.allow_garnet).map_err(located)?;
+    check_program(server, config.allow_garnet).map_err(located)?;
     let hash = redis::Script::new(SCRIPT).get_hash().to_owned();
     let mut round_trip = Duration::MAX;
     let mut call = |verb: &[u8], script: &[u8], keys: &[&[u8]]| {
@@ -55,8 +55,8 @@ pub(crate) fn greet(
             outcome = call(verb, script, keys);
         }
         match outcome {
-            Err(Failure::Refused(cause)) => would_run(&cause).map_err(located)?,
-            outcome => understand(&outcome.map_err(unanswered)?, server).map_err(located)?,
+            Err(Failure::Refused(cause)) => check_refusal(&cause).map_err(located)?,
+            outcome => check_reply(&outcome.map_err(unanswered)?, server).map_err(located)?,
         }
     }
     let info = Info::of(ask);
@@ -155,7 +155,7 @@ fn unanswered(failure: Failure) -> Error {
 }
 
 /// Checks whether this library can work with the server, according to the server's reply to INFO.
-fn look_at(server: &InfoReply, allows_garnet: bool) -> Result<(), Error> {
+fn check_program(server: &InfoReply, allows_garnet: bool) -> Result<(), Error> {
     if server.is_sentinel {
         return unusable(
             "this is a Sentinel and not the server itself: use a URL such as \
@@ -175,7 +175,7 @@ fn look_at(server: &InfoReply, allows_garnet: bool) -> Result<(), Error> {
 }
 
 /// Checks that the reply is the test script's reply.
-fn understand(reply: &Value, server: &InfoReply) -> Result<(), Error> {
+fn check_reply(reply: &Value, server: &InfoReply) -> Result<(), Error> {
     match reply {
         Value::BulkString(word) if word == WORD => Ok(()),
         Value::Nil => {
@@ -197,7 +197,7 @@ fn understand(reply: &Value, server: &InfoReply) -> Result<(), Error> {
 }
 
 /// Checks whether a server that refused a script runs any scripts.
-fn would_run(Cause { error, .. }: &Cause) -> Result<(), Error> {
+fn check_refusal(Cause { error, .. }: &Cause) -> Result<(), Error> {
     let why = match error.code().unwrap_or_default() {
         "NOPERM" => "the server's access rights (ACL) forbid it: allow EVAL and EVALSHA",
         _ if is_unknown(error) => {
@@ -239,10 +239,10 @@ mod tests {
     #[test]
     fn an_error_at_connect_names_the_program_and_is_true_of_it() {
         let garnet = InfoReply::parse("# Server\r\ngarnet_version:1.0.84\r\nos:Linux\r\n");
-        let error = look_at(&garnet, false).unwrap_err();
+        let error = check_program(&garnet, false).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains("Garnet 1.0.84"), "{error}");
-        assert!(look_at(&garnet, true).is_ok());
+        assert!(check_program(&garnet, true).is_ok());
         for (info, says, may_upgrade) in [
             (
                 "redis_version:7.4.0\r\ndragonfly_version:df-v1.30.3\r\nredis_mode:standalone\r\n",
@@ -258,8 +258,8 @@ mod tests {
             ("", "old, or another program", false),
         ] {
             let server = InfoReply::parse(info);
-            assert!(look_at(&server, false).is_ok());
-            let error = understand(&Value::Nil, &server).unwrap_err().to_string();
+            assert!(check_program(&server, false).is_ok());
+            let error = check_reply(&Value::Nil, &server).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
             assert_eq!(error.contains("upgrade"), may_upgrade, "{error}");
         }

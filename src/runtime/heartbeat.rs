@@ -9,7 +9,7 @@ use redlatch_client::sync::clock;
 use super::Core;
 
 /// The number of names whose changes of semaphores each heartbeat checks.
-const NAMES_A_TICK: usize = 2_000;
+const NAMES_PER_TICK: usize = 2_000;
 
 impl Core {
     /// Sends a control message to each subscriber, and does the other regular work. Returns `false`
@@ -20,14 +20,14 @@ impl Core {
         if is_due {
             self.last_heartbeat.store(now, Ordering::Relaxed);
             self.members.sweep();
-            self.returned.sweep();
-            self.changes.sweep(NAMES_A_TICK);
-            self.tell_forgotten();
+            self.released_permits.sweep();
+            self.changes.sweep(NAMES_PER_TICK);
+            self.report_forgotten();
             for node in self.pubsub.heartbeats() {
                 self.wake_subscriber(&node);
                 self.compare_channels(&node);
             }
-            self.look_after_unwritten();
+            self.service_unwritten();
             // Skip the servers without slots: such a server may never come back.
             let mut nodes =
                 self.servers.cluster().map_or_else(|| self.servers.all(), |it| it.masters());
@@ -39,7 +39,7 @@ impl Core {
 
     /// Makes the renewer write the unwritten commands of lanes. Such commands remain if the server
     /// accepts no bytes and a call's limit ends. The next call may come much later.
-    fn look_after_unwritten(&self) {
+    fn service_unwritten(&self) {
         for node in self.servers.all() {
             for lane in node.lanes().iter().filter(|lane| lane.has_unwritten()) {
                 if lane.request_service() == Posted::NeedsService {

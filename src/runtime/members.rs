@@ -50,7 +50,7 @@ pub(crate) trait Member: Send + Sync + 'static {
     }
 
     /// Whether this is a semaphore without leases, whose taken permits the client does not know.
-    fn is_a_count(&self) -> bool {
+    fn counts_permits(&self) -> bool {
         false
     }
 

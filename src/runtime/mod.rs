@@ -29,8 +29,8 @@ mod message;
 mod model;
 mod observed;
 mod owners;
+mod released_permits;
 mod renewer;
-mod returned;
 mod session;
 mod todo;
 
@@ -40,10 +40,10 @@ pub(crate) use members::{Member, Members};
 use message::Recipients;
 pub(crate) use message::{GrantMessage, Message, Recipient, Registered};
 pub(crate) use observed::{Count, SlowWait};
-use observed::{Counted, SlowLines, Waits};
+use observed::{EventCounts, SlowLines, Waits};
 pub(crate) use owners::LiveOwner;
 use owners::Owners;
-use returned::Returned;
+use released_permits::ReleasedPermits;
 pub(crate) use session::Session;
 
 use crate::config::{self, Config};
@@ -53,15 +53,15 @@ use crate::name::Name;
 use crate::scripts::{self, ChangedNames, ClientId, LockKeys, Requests, Rights, ServerClock};
 
 /// The assumed time of a round trip before the first exchange with the server.
-const UNMEASURED: Duration = Duration::from_micros(500);
+const ASSUMED_ROUND_TRIP: Duration = Duration::from_micros(500);
 /// How long a background thread follows the redirects of a command in a cluster.
-const RESENT_WITHIN: Duration = Duration::from_millis(200);
+const RESEND_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The state that a client's handles and background threads share.
 pub(crate) struct Core {
     pub(crate) config: Config,
     /// See [`round_trip`](Self::round_trip).
-    measured: OnceLock<Duration>,
+    measured_round_trip: OnceLock<Duration>,
     pub(crate) id: ClientId,
     pub(crate) pubsub: Arc<PubSub>,
     pub(crate) watchdog: Watchdog,
@@ -71,16 +71,16 @@ pub(crate) struct Core {
     /// The synchronizers of each name.
     pub(crate) members: Members,
     owners: Owners,
-    pub(crate) returned: Returned,
+    pub(crate) released_permits: ReleasedPermits,
     pub(crate) server_clock: Arc<ServerClock>,
     pub(crate) changes: Arc<ChangedNames>,
     /// Whether the client has logged that it changes more semaphores than it can remember for a
     /// repetition after a failover.
-    forgets: AtomicBool,
+    has_logged_forgotten: AtomicBool,
     /// Whether a hold of this client has ever listened for the message that others wait.
     listens_for_wants: AtomicBool,
     last_heartbeat: AtomicU64,
-    counts: Counted,
+    counts: EventCounts,
     /// The waits that have lasted for a long time. Each waiting thread adds and removes its own
     /// wait.
     pub(crate) waits: Mutex<Waits>,
@@ -126,7 +126,7 @@ impl Core {
                 servers.clone(),
                 names,
                 config.client_tracking,
-                Hosted {
+                SubscriberHost {
                     core: Weak::clone(itself),
                     recipients: Arc::clone(&recipients),
                     unclaimed,
@@ -134,7 +134,7 @@ impl Core {
             )),
             id,
             config,
-            measured: OnceLock::new(),
+            measured_round_trip: OnceLock::new(),
             servers,
             alive: Mutex::new(Some(alive)),
             hasher: RandomState::new(),
@@ -142,13 +142,13 @@ impl Core {
             recipients,
             members: Members::default(),
             owners: Owners::default(),
-            returned: Returned::default(),
+            released_permits: ReleasedPermits::default(),
             changes: Arc::default(),
             server_clock: Arc::default(),
-            forgets: AtomicBool::new(false),
+            has_logged_forgotten: AtomicBool::new(false),
             listens_for_wants: AtomicBool::new(false),
             last_heartbeat: AtomicU64::new(0),
-            counts: Counted::default(),
+            counts: EventCounts::default(),
             waits: Mutex::default(),
             slow_lines: Mutex::default(),
             slow_line: OnceLock::new(),
@@ -161,18 +161,18 @@ impl Core {
 
     /// The time of a round trip to the server, measured in the first exchange.
     pub(crate) fn round_trip(&self) -> Duration {
-        self.measured.get().copied().unwrap_or(UNMEASURED)
+        self.measured_round_trip.get().copied().unwrap_or(ASSUMED_ROUND_TRIP)
     }
 
     /// Whether the client has ever had an exchange with the server.
     fn is_met(&self) -> bool {
-        self.measured.get().is_some()
+        self.measured_round_trip.get().is_some()
     }
 
     /// Stores the result of the first exchange with the server.
-    fn met(&self, greeting: Greeting) {
+    fn record_greeting(&self, greeting: Greeting) {
         // Two threads may open a first connection at the same time.
-        if self.measured.set(greeting.round_trip).is_ok() {
+        if self.measured_round_trip.set(greeting.round_trip).is_ok() {
             for warning in greeting.warnings {
                 self.watchdog.log(Level::Warn, || warning);
             }
@@ -227,7 +227,7 @@ impl Core {
     /// Notes that a handle has a lease of this length, which the watchdog renews. After this call,
     /// no renewal waits longer than this lease allows. The client never removes this bound, because
     /// a thread may take a lock with the handle at any time.
-    pub(crate) fn watches_for(&self, lease: Duration) {
+    pub(crate) fn note_watched_lease(&self, lease: Duration) {
         // If the lease is out of range, the lock's methods return an error.
         if config::check_watchdog("", lease).is_ok() {
             self.shortest_watched.fetch_min(clock::nanos(lease), Ordering::Relaxed);
@@ -244,11 +244,11 @@ impl Core {
     pub(crate) fn deadline(&self, lane: &Lane) -> Instant {
         let deadline = lane.deadline();
         // The addition does not overflow, because no timeout is longer than a year.
-        deadline.checked_add(self.acknowledged_within()).unwrap_or(deadline)
+        deadline.checked_add(self.replica_wait()).unwrap_or(deadline)
     }
 
     /// The additional time that a reply may take while the server waits for replicas.
-    pub(crate) fn acknowledged_within(&self) -> Duration {
+    pub(crate) fn replica_wait(&self) -> Duration {
         self.config.replica_acks.map_or(Duration::ZERO, |acks| acks.within)
     }
 
@@ -324,7 +324,7 @@ impl Core {
             let _unlimited = Limit::set(None);
             let mut outcome = lane.call_unless_out(&command);
             if let Some(cluster) = self.servers.cluster() {
-                outcome = cluster.resend(&command, outcome, Instant::now() + RESENT_WITHIN);
+                outcome = cluster.resend(&command, outcome, Instant::now() + RESEND_TIMEOUT);
             }
             receiver.receive(outcome);
             return;
@@ -353,7 +353,7 @@ impl Core {
         }
         let (core, to) = (Weak::clone(&self.itself), Arc::clone(node));
         let receiver = move |outcome: Outcome| {
-            core.upgrade().inspect(|core| core.told_subscriber(&to, &outcome));
+            core.upgrade().inspect(|core| core.handle_control_outcome(&to, &outcome));
         };
         let message = self.pubsub.control_message(node);
         self.post_to(node.any_lane(), message, Arc::new(receiver));
@@ -375,7 +375,7 @@ impl Core {
     }
 
     /// Handles the outcome of the PUBLISH of a control message.
-    fn told_subscriber(&self, node: &Arc<Node>, outcome: &Outcome) {
+    fn handle_control_outcome(&self, node: &Arc<Node>, outcome: &Outcome) {
         match outcome {
             Err(Failure::Refused(cause)) => {
                 // The heartbeat sends another control message within a few seconds.
@@ -414,13 +414,13 @@ type SlowLine = fn(&Arc<Core>, &SlowWait) -> Option<String>;
 type Unclaimed = fn(&Arc<Core>, u64, &Message<'_>);
 
 /// The part of the client that its subscribers call.
-struct Hosted {
+struct SubscriberHost {
     core: Weak<Core>,
     recipients: Arc<Recipients>,
     unclaimed: Unclaimed,
 }
 
-impl Host for Hosted {
+impl Host for SubscriberHost {
     fn start(&self, subscriber: Arc<Subscriber>) -> bool {
         let Some(core) = self.core.upgrade() else { return true };
         // The only subscriber of a single server starts with the client.

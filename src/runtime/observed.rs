@@ -16,7 +16,7 @@ use crate::observe::{Event, Kind, Observer};
 use crate::snapshot::{Counts, ServerState, Snapshot, Waiting};
 
 /// The maximum time of a query for the holder, which may delay the callback of a loss.
-const ASKS_FOR: Duration = Duration::from_millis(200);
+const QUERY_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The events that a client counts.
 #[derive(Clone, Copy, Debug)]
@@ -35,15 +35,15 @@ pub(crate) enum Count {
 
 /// How often each event has happened.
 #[derive(Debug, Default)]
-pub(super) struct Counted {
+pub(super) struct EventCounts {
     counts: [AtomicU64; Count::LeftOut as usize + 1],
     /// The number of events in the queue of the callbacks' thread.
     queued: AtomicUsize,
     /// Whether an event was dropped since the queue was last empty.
-    leaves_out: AtomicBool,
+    drops_events: AtomicBool,
 }
 
-impl Counted {
+impl EventCounts {
     #[inline]
     fn add(&self, what: Count, times: u64) {
         self.counts[what as usize].fetch_add(times, Ordering::Relaxed);
@@ -55,9 +55,9 @@ impl Counted {
 }
 
 /// The least time between two of a client's queries for log lines about slow waits.
-const SLOW_LINES_SPACED: Duration = Duration::from_secs(1);
+const MIN_LINE_INTERVAL: Duration = Duration::from_secs(1);
 /// The least time between two log lines about one name. In a busy pool each wait may be slow.
-const LINES_OF_A_NAME_SPACED: Duration = Duration::from_secs(60);
+const MIN_NAME_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The earliest times, by [`clock`], at which the client may log another line about a slow wait.
 /// These times limit the log lines and queries of many waiters.
@@ -65,7 +65,7 @@ const LINES_OF_A_NAME_SPACED: Duration = Duration::from_secs(60);
 pub(super) struct SlowLines {
     /// Whether a query runs on the callbacks' thread, which may hang. Only one query runs at a
     /// time.
-    is_asking: bool,
+    query_runs: bool,
     next: u64,
     /// The names and deadlocks for which a line was logged within the last minute. Each has the
     /// time from which the next line may be logged.
@@ -75,34 +75,34 @@ pub(super) struct SlowLines {
 impl SlowLines {
     /// Begins a query about a name. If none may begin now, returns the time after which to try
     /// again.
-    fn begins(&mut self, now: u64, name: &str) -> Option<Duration> {
-        if self.is_asking {
-            return Some(SLOW_LINES_SPACED);
+    fn try_begin(&mut self, now: u64, name: &str) -> Option<Duration> {
+        if self.query_runs {
+            return Some(MIN_LINE_INTERVAL);
         }
         self.names.retain(|_, next| now < *next);
         let next = self.names.get(name).map_or(self.next, |next| self.next.max(*next));
-        self.is_asking = now >= next;
-        (!self.is_asking).then(|| Duration::from_nanos(next - now))
+        self.query_runs = now >= next;
+        (!self.query_runs).then(|| Duration::from_nanos(next - now))
     }
 
     /// Returns `false` if this line about a deadlock was logged within the last minute. Otherwise
     /// notes that the line is logged now, and returns `true`.
-    fn is_new(&mut self, now: u64, line: &str) -> bool {
+    fn record_new(&mut self, now: u64, line: &str) -> bool {
         self.names.retain(|_, next| now < *next);
         let is_new = !self.names.contains_key(line);
         if is_new {
-            let next = now.saturating_add(clock::nanos(LINES_OF_A_NAME_SPACED));
+            let next = now.saturating_add(clock::nanos(MIN_NAME_INTERVAL));
             self.names.insert(line.into(), next);
         }
         is_new
     }
 
     /// Ends a query about a name. `is_said`: whether the query led to a log line.
-    fn ends(&mut self, now: u64, name: &Arc<str>, is_said: bool) {
+    fn end(&mut self, now: u64, name: &Arc<str>, is_said: bool) {
         let after = |time| now.saturating_add(clock::nanos(time));
-        (self.is_asking, self.next) = (false, after(SLOW_LINES_SPACED));
+        (self.query_runs, self.next) = (false, after(MIN_LINE_INTERVAL));
         if is_said {
-            self.names.insert(Arc::clone(name), after(LINES_OF_A_NAME_SPACED));
+            self.names.insert(Arc::clone(name), after(MIN_NAME_INTERVAL));
         }
     }
 }
@@ -121,8 +121,8 @@ pub(crate) struct SlowWait {
 /// The maximum number of events that wait behind a slow callback. The second limit is for losses
 /// and ends of outages. These events are few, and if a loss were dropped, an observer's count of
 /// holds would remain wrong.
-const MOST_EVENTS: usize = 10_000;
-const MOST_WITH_LOSSES: usize = 100_000;
+const MAX_EVENTS: usize = 10_000;
+const MAX_WITH_LOSSES: usize = 100_000;
 
 /// The waits that have lasted for a while, by the time of their start and the id of the thread.
 /// Each wait has a name, the name's kind, a thread, and the thread's arrival number in the
@@ -165,13 +165,13 @@ impl Core {
         if !self.is_observed() {
             return;
         }
-        let Counted { queued, leaves_out, .. } = &self.counts;
+        let EventCounts { queued, drops_events, .. } = &self.counts;
         let is_rare = matches!(what, Count::Lost | Count::Reconnected);
-        let most = if is_rare { MOST_WITH_LOSSES } else { MOST_EVENTS };
+        let most = if is_rare { MAX_WITH_LOSSES } else { MAX_EVENTS };
         if queued.fetch_add(1, Ordering::Relaxed) >= most {
             queued.fetch_sub(1, Ordering::Relaxed);
             self.counts.add(Count::LeftOut, 1);
-            if !leaves_out.swap(true, Ordering::Relaxed) {
+            if !drops_events.swap(true, Ordering::Relaxed) {
                 self.watchdog.log(Level::Warn, || {
                     "events for the observers are left out: one, an on_lost callback or the logger is \
                      too slow"
@@ -186,13 +186,13 @@ impl Core {
             let Some(core) = core.upgrade() else { return };
             core.tell_observers(tell);
             if core.counts.queued.fetch_sub(1, Ordering::Relaxed) == 1 {
-                core.counts.leaves_out.store(false, Ordering::Relaxed);
+                core.counts.drops_events.store(false, Ordering::Relaxed);
             }
         });
     }
 
     /// Reports the changes that the client has dropped since its last report.
-    pub(super) fn tell_forgotten(&self) {
+    pub(super) fn report_forgotten(&self) {
         let forgotten = self.changes.take_forgotten();
         if forgotten == 0 {
             return;
@@ -205,7 +205,7 @@ impl Core {
                 it.forgot(&Event::named(&address, (Kind::Semaphore, permits), Duration::ZERO, ()));
             }
         });
-        let first = !self.forgets.swap(true, Ordering::Relaxed);
+        let first = !self.has_logged_forgotten.swap(true, Ordering::Relaxed);
         if first {
             self.watchdog.log(Level::Warn, || {
                 "this client changes semaphores so often that it cannot keep all changes of the \
@@ -254,26 +254,26 @@ impl Core {
     /// query runs at a time, and there is a least time between two lines. If the query must wait
     /// for one of these reasons, returns the time after which to call this function again. Returns
     /// `None` if the caller must not call this function again.
-    pub(crate) fn tells_slow_wait(&self, wait: SlowWait) -> Option<Duration> {
+    pub(crate) fn log_slow_wait(&self, wait: SlowWait) -> Option<Duration> {
         if !log::log_enabled!(Level::Warn) {
             return None;
         }
-        if let Some(later) = self.slow_lines.lock().begins(clock::now(), &wait.name) {
+        if let Some(later) = self.slow_lines.lock().try_begin(clock::now(), &wait.name) {
             return Some(later);
         }
         // The longer a thread has waited, the less often it tries to start a query.
-        let later = SLOW_LINES_SPACED.max(wait.waited / 4);
+        let later = MIN_LINE_INTERVAL.max(wait.waited / 4);
         let core = Weak::clone(&self.itself);
         self.watchdog.queue_call(move || {
             let Some(core) = core.upgrade() else { return };
             // Limit the query, because other callbacks wait behind this one.
-            let limited = Limit::set(Limit::new(Instant::now().checked_add(ASKS_FOR), None));
+            let limited = Limit::set(Limit::new(Instant::now().checked_add(QUERY_TIMEOUT), None));
             let lasts = || !wait.is_said.load(Ordering::Relaxed);
             let line = core.slow_line.get().filter(|_| lasts()).and_then(|line| line(&core, &wait));
             // If the limit ended the query, the line may lack the holder, and is not logged.
             let line = line.filter(|_| !was_cut() && lasts());
             drop(limited);
-            core.slow_lines.lock().ends(clock::now(), &wait.name, line.is_some());
+            core.slow_lines.lock().end(clock::now(), &wait.name, line.is_some());
             if let Some(line) = line {
                 wait.is_said.store(true, Ordering::Relaxed);
                 core.watchdog.log(Level::Warn, || line);
@@ -284,7 +284,7 @@ impl Core {
 
     /// Logs at once which other locks the thread holds, because the thread has waited for a long
     /// time. Only this client knows these locks, so perhaps only this line shows a deadlock.
-    pub(crate) fn tells_deadlock(&self, name: &Name, thread: &Arc<Thread>, waited: Duration) {
+    pub(crate) fn log_deadlock(&self, name: &Name, thread: &Arc<Thread>, waited: Duration) {
         let held = self.members.held_by(thread);
         if held.is_empty() || !log::log_enabled!(Level::Warn) {
             return;
@@ -294,7 +294,7 @@ impl Core {
             "{name:?} while the thread holds {}: a deadlock, if the other side waits for that",
             held.join(", ")
         );
-        if self.slow_lines.lock().is_new(clock::now(), &line) {
+        if self.slow_lines.lock().record_new(clock::now(), &line) {
             let seconds = waited.as_secs_f64();
             self.watchdog.log(Level::Warn, || format!("waited {seconds:.0} s for {line}"));
         }
@@ -302,12 +302,12 @@ impl Core {
 
     /// Logs that threads wait for permits of a semaphore that does not exist, unless a line about
     /// the name was logged a short time ago.
-    pub(crate) fn tells_no_permits(&self, name: &Name, needs: &[u32]) {
+    pub(crate) fn log_no_permits(&self, name: &Name, needs: &[u32]) {
         let (mut lines, now) = (self.slow_lines.lock(), clock::now());
-        if lines.begins(now, name).is_some() {
+        if lines.try_begin(now, name).is_some() {
             return;
         }
-        lines.ends(now, name, true);
+        lines.end(now, name, true);
         drop(lines);
         let wants = match needs.first() {
             Some(2..) => format!("{} permits", needs[0]),
@@ -373,14 +373,14 @@ mod tests {
             (70, &pool, 0, true),
             (70, &other, 2, false),
         ] {
-            let begun = lines.begins(at(now), name).map_or(0, |later| later.as_secs());
+            let begun = lines.try_begin(at(now), name).map_or(0, |later| later.as_secs());
             assert_eq!(begun, later, "{name} after {now} s");
             if begun == 0 {
-                assert_eq!(lines.begins(at(now), &other), Some(SLOW_LINES_SPACED));
-                lines.ends(at(now), name, is_said);
+                assert_eq!(lines.try_begin(at(now), &other), Some(MIN_LINE_INTERVAL));
+                lines.end(at(now), name, is_said);
             }
         }
-        assert_eq!(lines.begins(at(1000), &other), None);
+        assert_eq!(lines.try_begin(at(1000), &other), None);
         assert!(lines.names.is_empty(), "no name is kept for longer than it matters");
     }
 
@@ -405,18 +405,18 @@ mod tests {
                 }
             });
         };
-        (0..MOST_EVENTS + 7).for_each(|_| renewed());
+        (0..MAX_EVENTS + 7).for_each(|_| renewed());
         core.observe_soon(Count::Lost, || {
             move |it: &dyn Observer| {
                 it.lost(&event(LostReason::Revoked));
             }
         });
         let counts = core.snapshot().counts;
-        let most = MOST_EVENTS as u64;
+        let most = MAX_EVENTS as u64;
         assert_eq!((counts.renewed, counts.left_out, counts.lost), (most + 7, 7, 1));
         go_on.send(()).unwrap();
-        let told: Vec<_> = (0..=MOST_EVENTS).map(|_| hears.recv_timeout(SOON).unwrap()).collect();
-        assert_eq!(told.iter().filter(|it| **it == "renewed").count(), MOST_EVENTS);
+        let told: Vec<_> = (0..=MAX_EVENTS).map(|_| hears.recv_timeout(SOON).unwrap()).collect();
+        assert_eq!(told.iter().filter(|it| **it == "renewed").count(), MAX_EVENTS);
         assert_eq!(told.last(), Some(&"lost"));
         // The queue has room again.
         renewed();

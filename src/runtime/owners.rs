@@ -44,7 +44,7 @@ impl Core {
     /// Makes the owner live that adopts the ticket with this number. The `bool` says whether the
     /// call repeats an adoption with an unknown outcome. Returns `None` if another call of this
     /// client is adopting or has adopted the ticket.
-    pub(crate) fn adopts(self: &Arc<Self>, number: u64) -> Option<(LiveOwner, bool)> {
+    pub(crate) fn adopt(self: &Arc<Self>, number: u64) -> Option<(LiveOwner, bool)> {
         let is_repeated = self.owners.undecided.lock().remove(&number);
         let is_new = self.owners.live.lock().insert(number);
         (is_new || is_repeated).then(|| (LiveOwner { core: Arc::clone(self), number }, is_repeated))
@@ -68,7 +68,7 @@ impl LiveOwner {
 impl LiveOwner {
     /// Notes that the outcome of this adoption is unknown, so that another call may repeat the
     /// adoption.
-    pub(crate) fn stays_undecided(self) {
+    pub(crate) fn keep_undecided(self) {
         self.core.owners.undecided.lock().insert(self.number);
     }
 }

@@ -19,7 +19,7 @@ use redlatch_client::{Cause, Failure, Lane, Node, Posted, is_redirect, slot_of};
 
 use self::mending::Mending;
 use self::own_link::OwnLink;
-use self::renewals::Refusing;
+use self::renewals::RefusalPeriod;
 use super::todo::Todo;
 use super::{Core, Member};
 use crate::lease::{Cleanup, Job};
@@ -32,8 +32,8 @@ const NAMES_PER_CALL: usize = 128;
 const NAMES_PER_PACKET: usize = 16 * NAMES_PER_CALL;
 /// How long a reply for which no caller waits may take, in addition to some round trips. If the
 /// reply takes longer, its lane is closed.
-const PATIENCE: Duration = Duration::from_millis(100);
-const ASK_AGAIN: u64 = 1_000_000_000;
+const SERVICE_WAIT: Duration = Duration::from_millis(100);
+const QUERY_RETRY: u64 = 1_000_000_000;
 
 /// The renewer of one server, with its own connection.
 pub(crate) struct Renewer {
@@ -48,7 +48,7 @@ pub(crate) struct Renewer {
     /// Cleanups that are not done yet.
     cleanups: Vec<Cleanup>,
     /// The time at which to query the holds again, if the server did not answer the last query.
-    ask_again: Option<u64>,
+    query_again_at: Option<u64>,
     /// The last run of the server at which the renewer repeated earlier releases.
     last_run: u64,
     /// Changes of semaphores to repeat at another run of the server, or in moved slots.
@@ -58,7 +58,7 @@ pub(crate) struct Renewer {
     /// Whether the client has never opened a connection to the server.
     is_unmet: bool,
     /// `Some` while the server refuses renewals.
-    refusing: Option<Refusing>,
+    refusal_period: Option<RefusalPeriod>,
 }
 
 impl Renewer {
@@ -74,12 +74,12 @@ impl Renewer {
             names_per_call,
             own,
             cleanups: Vec::new(),
-            ask_again: None,
+            query_again_at: None,
             last_run,
             mending: VecDeque::new(),
             is_forbidden: false,
             is_unmet,
-            refusing: None,
+            refusal_period: None,
         }
     }
 
@@ -87,7 +87,7 @@ impl Renewer {
     /// because it is full or its password has changed.
     pub(crate) fn connect(mut self) -> Self {
         // If this fails, the failure is logged, and the renewer uses the lanes.
-        let _none_now = self.own.opens();
+        let _none_now = self.own.open();
         self
     }
 
@@ -100,15 +100,15 @@ impl Renewer {
                 Some(Job::End) => {
                     // Loop, because a cleanup may have more commands to send after its first reply.
                     while !self.mending.is_empty() {
-                        self.try_to(Self::mend_some);
+                        self.catch_panic(Self::mend_some);
                     }
                     while !self.cleanups.is_empty() {
-                        self.try_to(|renewer| renewer.send_due_cleanups(u64::MAX));
+                        self.catch_panic(|renewer| renewer.send_due_cleanups(u64::MAX));
                     }
                     return;
                 }
                 Some(job) => {
-                    self.try_to(|renewer| renewer.work(job));
+                    self.catch_panic(|renewer| renewer.do_job(job));
                 }
                 None => match jobs.recv_timeout(self.pause()) {
                     Ok(job) => todo.put(job),
@@ -120,13 +120,13 @@ impl Renewer {
                 },
             }
             let now = clock::now();
-            if self.ask_again.is_some_and(|at| at <= now) {
-                self.try_to(|renewer| renewer.work(Job::RenewAll));
+            if self.query_again_at.is_some_and(|at| at <= now) {
+                self.catch_panic(|renewer| renewer.do_job(Job::RenewAll));
             }
-            self.try_to(Self::mend_some);
+            self.catch_panic(Self::mend_some);
             // Urgent jobs go first: while the server is away, a packet of cleanups takes long.
             if !todo.is_urgent() {
-                self.try_to(|renewer| renewer.send_due_cleanups(now));
+                self.catch_panic(|renewer| renewer.send_due_cleanups(now));
             }
             if self.core.servers.cluster().is_none() {
                 self.core.heartbeat();
@@ -139,13 +139,13 @@ impl Renewer {
         if !self.mending.is_empty() {
             return Duration::ZERO;
         }
-        let next = self.cleanups.iter().map(Cleanup::due).chain(self.ask_again).min();
+        let next = self.cleanups.iter().map(Cleanup::due).chain(self.query_again_at).min();
         let pause = next.map(|at| Duration::from_nanos(at.saturating_sub(clock::now())));
         pause.unwrap_or(HEARTBEAT).min(HEARTBEAT)
     }
 
     /// Runs `work`. Returns `false` if `work` panicked: a panic must not end all later renewals.
-    fn try_to(&mut self, work: impl FnOnce(&mut Self)) -> bool {
+    fn catch_panic(&mut self, work: impl FnOnce(&mut Self)) -> bool {
         let done = catch_unwind(AssertUnwindSafe(|| work(self))).is_ok();
         if !done {
             self.core.watchdog.log_panic();
@@ -161,11 +161,11 @@ impl Renewer {
         Failure::Reset(Cause::new(error, self.own.endpoint.health()))
     }
 
-    fn work(&mut self, job: Job) {
+    fn do_job(&mut self, job: Job) {
         match job {
             Job::Renew(renewals) => self.renew_each(renewals),
             Job::RenewAll => {
-                self.ask_again = None;
+                self.query_again_at = None;
                 // Close the old connection: its server may still answer although it is no longer
                 // the master.
                 self.own.close();
@@ -174,21 +174,21 @@ impl Renewer {
                 members.retain(|member| self.is_home(member.name()));
                 let mut renewals = Vec::new();
                 for member in members.iter().cloned() {
-                    self.try_to(|_| renewals.extend(member.renew_now()));
+                    self.catch_panic(|_| renewals.extend(member.renew_now()));
                 }
                 self.renew_each(renewals);
-                self.try_to(|renewer| renewer.give_back_leftovers(members));
-                self.try_to(Self::meet_the_server);
+                self.catch_panic(|renewer| renewer.release_leftovers(members));
+                self.catch_panic(Self::check_run);
             }
             Job::CleanUp(cleanup) => self.cleanups.push(cleanup),
             Job::Mend(name, requests, request_id) => {
-                self.try_to(|renewer| renewer.mend_late(&name, &requests, request_id));
+                self.catch_panic(|renewer| renewer.mend_late(&name, &requests, request_id));
             }
             Job::Connected => {
                 self.cleanups.iter_mut().for_each(Cleanup::shorten_back_off);
                 if std::mem::take(&mut self.is_unmet) {
                     // See `connect`.
-                    self.own.opens();
+                    self.own.open();
                 }
             }
             Job::WakeSubscriber(node) => self.core.wake_subscriber(&node),
@@ -196,18 +196,18 @@ impl Renewer {
             Job::Reconnect(node) => {
                 // No check is needed if a renewal has reached the server since this job was queued.
                 if node.endpoint.health().is_to_be_looked_at() {
-                    self.own.look();
+                    self.own.reconnect();
                 }
             }
             Job::Moved(slots) => {
                 let mut members = self.core.members.in_slots(&slots);
                 members.retain(|member| self.is_home(member.name()));
                 self.log_moved(&members);
-                self.try_to(|renewer| renewer.give_back_leftovers(members));
+                self.catch_panic(|renewer| renewer.release_leftovers(members));
                 let is_meant = |renewer: &Self, name: &str| {
                     slots.binary_search(&slot_of(name.as_bytes())).is_ok() && renewer.is_home(name)
                 };
-                self.return_again(is_meant);
+                self.release_permits_again(is_meant);
                 self.mending.push_back(Mending::in_slots(slots));
             }
             Job::End => {}
@@ -242,7 +242,7 @@ impl Renewer {
     /// second release, waiters would wait until the lease ends. (A list of all released holds would
     /// grow without limit. So the renewer asks the server which owners of this client hold the
     /// locks that the client knows.)
-    fn give_back_leftovers(&mut self, mut members: Vec<Arc<dyn Member>>) {
+    fn release_leftovers(&mut self, mut members: Vec<Arc<dyn Member>>) {
         members.retain(|member| member.has_owners());
         // If a name has two members, this keeps the second, a fair lock's queue, which has more
         // owners.
@@ -258,8 +258,8 @@ impl Renewer {
             let commands: Vec<_> = calls.iter().map(command).collect();
             let outcomes = self.own.exchange(&commands, None).0;
             for (call, outcome) in calls.into_iter().zip(outcomes) {
-                if outcome.as_ref().is_err_and(may_pass) {
-                    self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
+                if outcome.as_ref().is_err_and(may_succeed_later) {
+                    self.query_again_at = Some(clock::now().saturating_add(QUERY_RETRY));
                 }
                 // If the user may not run this script, leftover holds end with their leases.
                 let Ok(owners) = scripts::lock::owners(outcome) else { continue };
@@ -272,7 +272,7 @@ impl Renewer {
     }
 
     fn service(&self, lane: &Arc<Lane>) {
-        let patience = PATIENCE + self.core.round_trip().saturating_mul(4);
+        let patience = SERVICE_WAIT + self.core.round_trip().saturating_mul(4);
         // No renewal is sent while this function runs. So during an outage the function opens no
         // connection: a posted command then fails, and is sent again as a cleanup.
         let to_open = if self.own.endpoint.health().is_out() {
@@ -289,7 +289,7 @@ impl Renewer {
 }
 
 /// Whether to send the command again: the server did not answer, or its refusal may be transient.
-fn may_pass(failure: &Failure) -> bool {
+fn may_succeed_later(failure: &Failure) -> bool {
     match failure {
         Failure::Refused(cause) => scripts::is_transient(&cause.error) || is_redirect(&cause.error),
         failure => failure.is_the_links(),

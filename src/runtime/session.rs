@@ -19,7 +19,7 @@ use redlatch_client::{
 use super::dispatcher::Dispatcher;
 use super::greet::{Greeting, greet};
 use super::renewer::Renewer;
-use super::{Core, Count, UNMEASURED, Unclaimed};
+use super::{ASSUMED_ROUND_TRIP, Core, Count, Unclaimed};
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::lease::Job;
@@ -84,7 +84,7 @@ impl Session {
         let (alive, ended) = crossbeam_channel::bounded(0);
         let (core, jobs) = Core::new(id, servers, config, alive.clone(), unclaimed);
         if let Some(greeting) = greeting {
-            core.met(greeting);
+            core.record_greeting(greeting);
         }
         core.watch_servers();
         #[cfg(feature = "in-memory")]
@@ -133,7 +133,7 @@ impl Session {
 
     /// Returns the server, or the master of Sentinels, without a connection.
     fn unmet(url: &str, config: &Config) -> Result<Servers, Error> {
-        let lanes = config.connections.unwrap_or_else(|| lanes_for(UNMEASURED));
+        let lanes = config.connections.unwrap_or_else(|| lanes_for(ASSUMED_ROUND_TRIP));
         if let Some(cluster) = Cluster::unmet(url, &config.connection).map_err(not_connected)? {
             cluster.set_lanes(lanes);
             return Ok(Servers::Cluster(cluster));
@@ -189,7 +189,7 @@ impl Core {
                 }
             }
             let greeting = greet(endpoint, server, ask, &core.config, core.is_cluster());
-            core.met(greeting.map_err(unfit)?);
+            core.record_greeting(greeting.map_err(unfit)?);
             Ok(())
         });
     }

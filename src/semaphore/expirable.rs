@@ -150,7 +150,7 @@ impl ExpirableSemaphore {
     /// [`Lock::with_watchdog`](crate::Lock::with_watchdog).
     #[must_use]
     pub fn with_watchdog(&self, timeout: Duration) -> Self {
-        self.site.core.watches_for(timeout);
+        self.site.core.note_watched_lease(timeout);
         Self { terms: Terms::watched(timeout), ..self.clone() }
     }
 

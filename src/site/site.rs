@@ -249,7 +249,7 @@ impl Leaseholder for Site {
         self.gate.has_just_relayed(now)
     }
 
-    fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked> {
+    fn query_on_change(self: &Arc<Self>) -> Weak<dyn Tracked> {
         Arc::<Self>::downgrade(self)
     }
 

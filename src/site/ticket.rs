@@ -117,7 +117,7 @@ impl Site {
         terms: Terms,
     ) -> Result<Arc<Tenancy>, Error> {
         let (name, owner) = (&self.name, self.core.id.adopter(ticket));
-        let Some((live, is_repeated)) = self.core.adopts(ticket.number()) else {
+        let Some((live, is_repeated)) = self.core.adopt(ticket.number()) else {
             let message = "this client adopts the ticket in another call, or has adopted it before";
             return Err(Error::new(ErrorKind::NotHeld, message.to_owned()).of(name));
         };
@@ -151,7 +151,7 @@ impl Site {
         let is_unknown = matches!(trouble, Trouble::Unknown(_) | Trouble::Forgotten(_));
         let error = trouble.into_error().of(name);
         if is_unknown || is_repeated {
-            live.stays_undecided();
+            live.keep_undecided();
             let state = "this client may have adopted the ticket: adopt it again, or the lock \
                          stays taken until a lease has ended";
             return Err(error.unknown(true).now(state));

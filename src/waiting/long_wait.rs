@@ -83,14 +83,14 @@ impl<'a> LongWait<'a> {
         let Self { core, name, thread, what, .. } = *self;
         let is_said = self.is_said.get_or_insert_with(|| {
             // This closure runs once for each wait. The thread takes no other lock while it waits.
-            core.tells_deadlock(name, thread, waited);
+            core.log_deadlock(name, thread, waited);
             Arc::default()
         });
         if self.is_usual || is_said.load(Ordering::Relaxed) {
             return None;
         }
         let wait = SlowWait { name: name.clone(), what, waited, is_said: Arc::clone(is_said) };
-        core.tells_slow_wait(wait).map(|later| waited.saturating_add(later))
+        core.log_slow_wait(wait).map(|later| waited.saturating_add(later))
     }
 
     /// Ends the wait. From here on, no snapshot lists the wait, and the log does not report it.

@@ -77,6 +77,6 @@ pub(super) fn deadline(handle: &Handle) -> Instant {
     let wait =
         (lease / WAIT_DIVISOR).max(MIN_WAIT).max(core.round_trip().saturating_mul(ROUND_TRIPS));
     let now = Instant::now();
-    let wait = wait.min(core.response_timeout()).saturating_add(core.acknowledged_within());
+    let wait = wait.min(core.response_timeout()).saturating_add(core.replica_wait());
     now.checked_add(wait).unwrap_or(now)
 }

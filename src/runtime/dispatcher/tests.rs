@@ -70,7 +70,7 @@ fn a_lost_control_message_is_sent_again_to_its_own_server() {
         let node = core.servers.home(name.as_bytes());
         let error = Arc::new(RedisError::from(std::io::Error::other("broken")));
         let cause = Cause::said(error, "there".into());
-        core.told_subscriber(&node, &Err(Failure::Reset(cause)));
+        core.handle_control_outcome(&node, &Err(Failure::Reset(cause)));
         wait_until("it is sent there", SOON, || published(server));
         let others = &cluster.servers()[number + 1..];
         assert!(!others.iter().any(published), "it is sent elsewhere");

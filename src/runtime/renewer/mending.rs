@@ -8,12 +8,12 @@ use redis::Value;
 use redlatch_client::sync::clock;
 use redlatch_client::{Command, Failure, reply_code, slot_of};
 
-use super::{ASK_AGAIN, NAMES_PER_CALL, Renewer, may_pass};
+use super::{NAMES_PER_CALL, QUERY_RETRY, Renewer, may_succeed_later};
 use crate::runtime::Member;
 use crate::scripts::{Cursor, RequestId, Requests};
 
 /// The time after which to try again if the user lacks a right for some changes.
-const ASK_FOR_RIGHTS: u64 = 5_000_000_000;
+const RIGHTS_RETRY: u64 = 5_000_000_000;
 
 /// A pass over all changes of semaphores that may have to be repeated. Each step handles only some
 /// names: there may be 100,000 names, and renewals run between the steps.
@@ -38,20 +38,23 @@ struct Mended {
 impl Renewer {
     /// Connects, and checks whether this is another run of the server or another server. If the run
     /// or the server is new, plans to repeat earlier changes of semaphores.
-    pub(super) fn meet_the_server(&mut self) {
+    pub(super) fn check_run(&mut self) {
         let mut members = self.core.members.all();
-        members.retain(|member| member.is_a_count() && self.is_home(member.name()));
-        if members.is_empty() && self.core.returned.is_empty() && self.core.changes.is_empty() {
+        members.retain(|member| member.counts_permits() && self.is_home(member.name()));
+        if members.is_empty()
+            && self.core.released_permits.is_empty()
+            && self.core.changes.is_empty()
+        {
             return;
         }
-        let met = self.own.opens();
+        let met = self.own.open();
         let run = self.own.endpoint.incarnation();
         if self.last_run != run {
-            self.return_again(|renewer, name| renewer.is_home(name));
+            self.release_permits_again(|renewer, name| renewer.is_home(name));
             self.mending.retain(|it| it.slots.is_some());
             self.mending.push_back(Mending { run, ..Mending::default() });
         } else if !met {
-            self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
+            self.query_again_at = Some(clock::now().saturating_add(QUERY_RETRY));
         }
     }
 
@@ -87,7 +90,7 @@ impl Renewer {
         let Mended { taken, given, is_forbidden } = mending.mended;
         self.is_forbidden = is_forbidden;
         if is_forbidden {
-            self.mend_again();
+            self.plan_mend_again();
         } else if mending.slots.is_none() {
             self.last_run = mending.run;
         }
@@ -97,7 +100,8 @@ impl Renewer {
             mending.slots.is_none() && !is_forbidden && self.own.endpoint.says_its_run();
         if is_another || (taken, given) != (0, 0) {
             let mut members = self.core.members.all();
-            members.retain(|member| member.is_a_count() && mending.is_meant(self, member.name()));
+            members
+                .retain(|member| member.counts_permits() && mending.is_meant(self, member.name()));
             self.warn_of_counts(&members, [taken, given]);
         }
     }
@@ -105,10 +109,10 @@ impl Renewer {
     /// Plans to repeat all changes again, because the user may get the right later. Until the
     /// changes are repeated, the server refuses later requests in the same sequences
     /// (`lua/once.lua`). If the server has already applied a change, its repetition has no effect.
-    fn mend_again(&mut self) {
+    fn plan_mend_again(&mut self) {
         self.last_run = u64::MAX;
-        let at = clock::now().saturating_add(ASK_FOR_RIGHTS);
-        self.ask_again = Some(self.ask_again.map_or(at, |earlier| earlier.min(at)));
+        let at = clock::now().saturating_add(RIGHTS_RETRY);
+        self.query_again_at = Some(self.query_again_at.map_or(at, |earlier| earlier.min(at)));
     }
 
     /// Repeats the changes of one sequence. The reply to the sequence's last change came from an
@@ -124,13 +128,13 @@ impl Renewer {
             None => self.last_run = u64::MAX,
             Some(Mended { is_forbidden: true, .. }) => {
                 self.is_forbidden = true;
-                self.mend_again();
+                self.plan_mend_again();
             }
             // This server has already applied the changes.
             Some(Mended { taken: 0, given: 0, .. }) => {}
             Some(Mended { taken, given, .. }) => {
                 let mut members = self.core.members.all();
-                members.retain(|member| member.is_a_count() && **member.name() == *name);
+                members.retain(|member| member.counts_permits() && **member.name() == *name);
                 self.warn_of_counts(&members, [taken, given]);
             }
         }
@@ -147,8 +151,8 @@ impl Renewer {
                 match outcome {
                     Ok(Value::Int(permits)) if permits < 0 => mended.taken -= permits,
                     Ok(Value::Int(permits)) => mended.given += permits,
-                    Err(failure) if may_pass(&failure) => {
-                        self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
+                    Err(failure) if may_succeed_later(&failure) => {
+                        self.query_again_at = Some(clock::now().saturating_add(QUERY_RETRY));
                         return None;
                     }
                     Err(Failure::Refused(cause)) if reply_code(&cause.error) == "NOPERM" => {

@@ -14,7 +14,7 @@ use redlatch_client::{
 };
 
 use crate::lease::schedule;
-use crate::runtime::{Core, RESENT_WITHIN};
+use crate::runtime::{Core, RESEND_TIMEOUT};
 
 /// The maximum number of times that the time limit is doubled while the server does not reply.
 /// After that, the limit for the shortest lease is as long as for any other lease.
@@ -26,8 +26,8 @@ pub(super) struct OwnLink {
     link: Option<Link>,
     /// The number of exchanges in a row that got no reply.
     unanswered: u32,
-    /// See [`Endpoint::login_renewals`].
-    login_renewals: u64,
+    /// See [`Endpoint::credentials_version`].
+    credentials_version: u64,
     /// The server, whose lanes are used if no connection can be opened.
     node: Arc<Node>,
 }
@@ -38,13 +38,13 @@ impl OwnLink {
         let patience = schedule::reply_wait(core.config.watchdog_timeout);
         let patience = patience.min(node.endpoint.response_timeout());
         let endpoint = node.endpoint.with_response_timeout(patience);
-        let login_renewals = endpoint.login_renewals();
+        let credentials_version = endpoint.credentials_version();
         let (core, node) = (Arc::clone(core), Arc::clone(node));
-        Self { core, endpoint, link: None, unanswered: 0, login_renewals, node }
+        Self { core, endpoint, link: None, unanswered: 0, credentials_version, node }
     }
 
     /// Opens a connection if there is none. Returns whether there is one now.
-    pub(super) fn opens(&mut self) -> bool {
+    pub(super) fn open(&mut self) -> bool {
         self.link().is_ok()
     }
 
@@ -54,7 +54,7 @@ impl OwnLink {
     }
 
     /// Tries to open a connection, which ends an outage. After a failure, the next limit is longer.
-    pub(super) fn look(&mut self) {
+    pub(super) fn reconnect(&mut self) {
         match Link::open(&self.endpoint.with_response_timeout(self.reply_wait())) {
             Ok(link) => drop(self.link.get_or_insert(link)),
             Err(_) => self.unanswered = self.unanswered.saturating_add(1),
@@ -85,7 +85,7 @@ impl OwnLink {
         }
         // All commands share one limit, because the caller gets their outcomes together.
         let ended = self.core.is_shut_down();
-        let within = if ended { self.endpoint.response_timeout() } else { RESENT_WITHIN };
+        let within = if ended { self.endpoint.response_timeout() } else { RESEND_TIMEOUT };
         let until = Instant::now() + within;
         let sent = commands.iter().zip(outcomes);
         let followed = |(command, outcome)| cluster.resend(command, outcome, until);
@@ -175,8 +175,8 @@ impl OwnLink {
 
     fn link(&mut self) -> Result<&mut Link, Failure> {
         let patience = self.reply_wait();
-        let renewals = self.endpoint.login_renewals();
-        if std::mem::replace(&mut self.login_renewals, renewals) != renewals {
+        let version = self.endpoint.credentials_version();
+        if std::mem::replace(&mut self.credentials_version, version) != version {
             // The connection was opened with a user or a password that expires soon.
             self.link = None;
         }

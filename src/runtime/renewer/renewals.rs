@@ -8,14 +8,14 @@ use log::Level;
 use redlatch_client::Failure;
 use redlatch_client::sync::clock;
 
-use super::{ASK_AGAIN, NAMES_PER_PACKET, Renewer};
+use super::{NAMES_PER_PACKET, QUERY_RETRY, Renewer};
 use crate::lease::{Renewal, RenewalOutcome, schedule};
 use crate::scripts::renewal::{Longer, RenewalKind, Renewed};
 use crate::scripts::{self, Trouble};
 
 /// A period in which the server refuses renewals, from the first refusal until it accepts them
 /// again.
-pub(super) struct Refusing {
+pub(super) struct RefusalPeriod {
     since: u64,
     /// The holds whose last renewal was refused, each with the end of its lease.
     holds: HashMap<Arc<str>, u64>,
@@ -26,12 +26,12 @@ impl Renewer {
     /// a hold without an outcome would never be renewed again. After a panic it is not known which
     /// renewals already have an outcome, so every renewal gets another one.
     pub(super) fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
-        if !self.try_to(|renewer| renewer.send_renewals(&mut renewals)) {
+        if !self.catch_panic(|renewer| renewer.send_renewals(&mut renewals)) {
             let (now, cause) = (clock::now(), self.panicked().cause().error.to_string().into());
             for due in &renewals {
-                self.try_to(|_| (due.renewed)(now, Err(&cause), false));
+                self.catch_panic(|_| (due.renewed)(now, Err(&cause), false));
             }
-            self.ask_again = Some(now.saturating_add(ASK_AGAIN));
+            self.query_again_at = Some(now.saturating_add(QUERY_RETRY));
         }
     }
 
@@ -136,7 +136,7 @@ impl Renewer {
             self.own.close();
         }
         if unanswered {
-            self.ask_again = Some(clock::now().saturating_add(ASK_AGAIN));
+            self.query_again_at = Some(clock::now().saturating_add(QUERY_RETRY));
         }
     }
 
@@ -149,7 +149,7 @@ impl Renewer {
     ) {
         let now = clock::now();
         if let Some((name, until, cause)) = refusals.iter().min_by_key(|(_, until, _)| *until)
-            && self.refusing.is_none()
+            && self.refusal_period.is_none()
         {
             let left = Duration::from_nanos(until.saturating_sub(now)).as_secs_f64();
             let others = match refusals.len() - 1 {
@@ -163,21 +163,21 @@ impl Renewer {
                      goes on, the lease ends in {left:.1} s"
                 )
             });
-            self.refusing = Some(Refusing { since: now, holds: HashMap::new() });
+            self.refusal_period = Some(RefusalPeriod { since: now, holds: HashMap::new() });
         }
-        let Some(refusing) = &mut self.refusing else { return };
+        let Some(period) = &mut self.refusal_period else { return };
         for name in accepted {
-            refusing.holds.remove(name);
+            period.holds.remove(name);
         }
-        refusing.holds.extend(refusals.into_iter().map(|(name, until, _)| (name, until)));
+        period.holds.extend(refusals.into_iter().map(|(name, until, _)| (name, until)));
         // Forget the holds whose leases have ended.
-        refusing.holds.retain(|_, until| *until > now);
-        if refusing.holds.is_empty() && !accepted.is_empty() {
-            let after = Duration::from_nanos(now.saturating_sub(refusing.since)).as_secs_f64();
+        period.holds.retain(|_, until| *until > now);
+        if period.holds.is_empty() && !accepted.is_empty() {
+            let after = Duration::from_nanos(now.saturating_sub(period.since)).as_secs_f64();
             self.core.watchdog.log(Level::Info, || {
                 format!("the server at {address} accepts renewals again, after {after:.1} s")
             });
-            self.refusing = None;
+            self.refusal_period = None;
         }
     }
 }

@@ -300,7 +300,7 @@ impl PermitSource for SemaphoreSite {
             Ok(Replied { reply: (taken, _), .. }) => {
                 self.requests.close(request_id);
                 if taken.is_none() {
-                    self.core.tells_no_permits(&self.name, needs);
+                    self.core.log_no_permits(&self.name, needs);
                 }
                 Ok(PermitReply::Refused(None))
             }
@@ -378,7 +378,7 @@ impl Member for SemaphoreSite {
         &self.name
     }
 
-    fn is_a_count(&self) -> bool {
+    fn counts_permits(&self) -> bool {
         true
     }
 

@@ -120,7 +120,7 @@ impl ExpirablePermit {
                 }
                 let terms = self.permit_lease.hold.terms;
                 let passes = terms.watched_lease().is_some_and(|lease| slack < lease);
-                let longer = terms.longer(&site.core);
+                let longer = terms.lease_advice(&site.core);
                 Err(Error::ends_too_soon(remaining, slack, longer).transient(passes).of(&site.name))
             }
         }

@@ -239,7 +239,7 @@ impl Leaseholder for PermitLease {
         self.id_was_read.load(Ordering::SeqCst)
     }
 
-    fn asks_if_changed(self: &Arc<Self>) -> Weak<dyn Tracked> {
+    fn query_on_change(self: &Arc<Self>) -> Weak<dyn Tracked> {
         Arc::<ExpirableSite>::downgrade(&self.site)
     }
 

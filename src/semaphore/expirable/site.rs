@@ -184,7 +184,7 @@ impl ExpirableSite {
     /// then the renewer reads the stored ids. So either the renewer finds the ids, or this thread
     /// reads a new incarnation and sends the release again.
     fn record_returned(&self, asked: u64, ids: &[PermitId], lease: Duration) {
-        self.core.returned.are(&self.name, ids, lease);
+        self.core.released_permits.record(&self.name, ids, lease);
         if self.route.incarnation() != asked {
             let release = self.scripts().release_command(ids, false);
             self.core.watchdog.clean_up(Cleanup::left_over(&self.name, release, lease));
@@ -327,7 +327,7 @@ impl PermitSource for ExpirableSite {
             TakenPermit::Taken(_) => {}
             TakenPermit::Refused(retry_after) => return Ok(PermitReply::Refused(retry_after)),
             TakenPermit::Missing => {
-                self.core.tells_no_permits(&self.name, needs);
+                self.core.log_no_permits(&self.name, needs);
                 return Ok(PermitReply::Refused(None));
             }
         }

@@ -292,7 +292,7 @@ impl Endpoint {
     }
 
     /// The number of times that open connections have received a new user and password.
-    pub fn login_renewals(&self) -> u64 {
+    pub fn credentials_version(&self) -> u64 {
         self.login.renewals()
     }
 

@@ -17,19 +17,19 @@ use crate::scripts::PermitId;
 /// A permit is remembered until another permit is released this much later. Before a failover, the
 /// replica that becomes the master lags behind the old master by less than this. (Time without a
 /// release does not count, because an outage may last longer than this.)
-const REMEMBERED: u64 = 10_000_000_000;
+const REMEMBER_FOR: u64 = 10_000_000_000;
 /// The time after which a permit is forgotten if no other permit is released. No client waits
 /// this long for the end of an outage.
-const IDLE: u64 = 300_000_000_000;
+const MAX_AGE: u64 = 300_000_000_000;
 /// The maximum number of permits that are remembered. If a forgotten permit is taken on the new
 /// master, the permit is free again when its lease ends.
-const MOST: usize = 10_000;
+const MAX_PERMITS: usize = 10_000;
 
 /// The released permits, the oldest first.
 #[derive(Default)]
-pub(crate) struct Returned(Mutex<VecDeque<One>>);
+pub(crate) struct ReleasedPermits(Mutex<VecDeque<ReleasedPermit>>);
 
-struct One {
+struct ReleasedPermit {
     at: u64,
     semaphore: Arc<str>,
     id: PermitId,
@@ -38,20 +38,24 @@ struct One {
 
 /// One semaphore's released permits, and the longest of their leases.
 #[derive(Debug, Default)]
-pub(crate) struct OfOne {
+pub(crate) struct SemaphorePermits {
     pub(crate) ids: Vec<PermitId>,
     pub(crate) lease: Duration,
 }
 
-impl Returned {
+impl ReleasedPermits {
     /// Notes that the server has answered the release of these permits.
-    pub(crate) fn are(&self, semaphore: &Arc<str>, ids: &[PermitId], lease: Duration) {
+    pub(crate) fn record(&self, semaphore: &Arc<str>, ids: &[PermitId], lease: Duration) {
         let at = clock::now();
         let mut all = self.0.lock();
-        let ones =
-            ids.iter().map(|id| One { at, semaphore: Arc::clone(semaphore), id: *id, lease });
-        all.extend(ones);
-        forget(&mut all, at, REMEMBERED);
+        let permits = ids.iter().map(|id| ReleasedPermit {
+            at,
+            semaphore: Arc::clone(semaphore),
+            id: *id,
+            lease,
+        });
+        all.extend(permits);
+        forget(&mut all, at, REMEMBER_FOR);
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -59,30 +63,33 @@ impl Returned {
     }
 
     /// Returns the permits of the semaphores for which `is_meant` is true, by name.
-    pub(super) fn to(&self, is_meant: impl Fn(&str) -> bool) -> HashMap<Arc<str>, OfOne> {
+    pub(super) fn by_semaphore(
+        &self,
+        is_meant: impl Fn(&str) -> bool,
+    ) -> HashMap<Arc<str>, SemaphorePermits> {
         let all = self.0.lock();
-        let mut by_name = HashMap::<Arc<str>, OfOne>::new();
+        let mut by_name = HashMap::<Arc<str>, SemaphorePermits>::new();
         for one in all.iter().filter(|one| is_meant(&one.semaphore)) {
-            let of_one = by_name.entry(Arc::clone(&one.semaphore)).or_default();
-            of_one.ids.push(one.id);
-            of_one.lease = of_one.lease.max(one.lease);
+            let of_semaphore = by_name.entry(Arc::clone(&one.semaphore)).or_default();
+            of_semaphore.ids.push(one.id);
+            of_semaphore.lease = of_semaphore.lease.max(one.lease);
         }
         by_name
     }
 
-    /// Forgets old permits while no new ones are released.
+    /// Forgets old permits while no new permits are released.
     pub(super) fn sweep(&self) {
         let mut all = self.0.lock();
-        forget(&mut all, clock::now(), IDLE);
+        forget(&mut all, clock::now(), MAX_AGE);
         if all.is_empty() {
             all.shrink_to_fit();
         }
     }
 }
 
-fn forget(all: &mut VecDeque<One>, now: u64, age: u64) {
+fn forget(all: &mut VecDeque<ReleasedPermit>, now: u64, age: u64) {
     let old = all.iter().take_while(|one| now.saturating_sub(one.at) > age).count();
-    let many = all.len().saturating_sub(MOST);
+    let many = all.len().saturating_sub(MAX_PERMITS);
     all.drain(..old.max(many));
 }
 
@@ -92,16 +99,19 @@ mod tests {
 
     #[test]
     fn the_last_returned_permits_of_each_semaphore_are_remembered() {
-        let returned = Returned::default();
+        let returned = ReleasedPermits::default();
         let (one, other): (Arc<str>, Arc<str>) = ("one".into(), "other".into());
         let ids = |from, to| (from..to).map(PermitId::from_number).collect::<Vec<_>>();
-        returned.are(&one, &ids(0, 9), Duration::from_secs(1));
-        returned.are(&other, &ids(9, 12), Duration::from_secs(3));
-        returned.are(&one, &ids(12, 14), Duration::from_secs(2));
-        let of_one = &returned.to(|name| name == "one")[&one];
-        assert_eq!((of_one.ids.len(), of_one.lease), (11, Duration::from_secs(2)));
-        returned.are(&one, &ids(14, 14 + MOST as u128 - 1), Duration::ZERO);
-        let all = returned.to(|_| true);
-        assert_eq!((all[&one].ids.len(), all.get(&other).map(|it| it.ids.len())), (MOST, None));
+        returned.record(&one, &ids(0, 9), Duration::from_secs(1));
+        returned.record(&other, &ids(9, 12), Duration::from_secs(3));
+        returned.record(&one, &ids(12, 14), Duration::from_secs(2));
+        let of_semaphore = &returned.by_semaphore(|name| name == "one")[&one];
+        assert_eq!((of_semaphore.ids.len(), of_semaphore.lease), (11, Duration::from_secs(2)));
+        returned.record(&one, &ids(14, 14 + MAX_PERMITS as u128 - 1), Duration::ZERO);
+        let all = returned.by_semaphore(|_| true);
+        assert_eq!(
+            (all[&one].ids.len(), all.get(&other).map(|it| it.ids.len())),
+            (MAX_PERMITS, None)
+        );
     }
 }
