@@ -25,7 +25,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
 use redlatch_client::sync::{Condvar, Mutex, clock};
-use redlatch_client::{HealthNews, Lane, Look, Node};
+use redlatch_client::{HealthNews, Lane, LaneCheck, Node};
 
 use self::callbacks::Callbacks;
 pub(crate) use self::cleanup::{Cleanup, Debtor, KeepAlive};
@@ -332,10 +332,10 @@ impl Watchdog {
                             }
                         }
                     }
-                    WheelItem::Lane(lane) => match lane.look(READ_REPLIES_AFTER) {
-                        Look::Service => lanes.push(lane),
-                        Look::Again => self.service(&lane),
-                        Look::Done => {}
+                    WheelItem::Lane(lane) => match lane.check(READ_REPLIES_AFTER) {
+                        LaneCheck::Service => lanes.push(lane),
+                        LaneCheck::Again => self.service(&lane),
+                        LaneCheck::Done => {}
                     },
                 }
             }

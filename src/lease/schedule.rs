@@ -51,7 +51,7 @@ pub(crate) const TRACK_AFTER: u64 = 100 * MS;
 
 /// If a guard has an `on_wanted` callback and a lease that is not renewed, the client asks the
 /// server after each such part of the lease whether others wait. (A renewed hold needs no such
-/// question, because the answer to a renewal says whether others wait.)
+/// query, because the answer to a renewal says whether others wait.)
 pub(crate) const ASK_WANTED_AFTER: u64 = RENEW_AFTER;
 
 /// A keep-alive of a fair lock's waiter is valid for a limited time. The client sends this many

@@ -31,7 +31,7 @@ impl Core {
             // Skip the servers without slots: such a server may never come back.
             let mut nodes =
                 self.servers.cluster().map_or_else(|| self.servers.all(), |it| it.masters());
-            nodes.retain(|node| node.endpoint.health().is_to_be_looked_at());
+            nodes.retain(|node| node.endpoint.health().needs_check());
             nodes.into_iter().for_each(|node| self.watchdog.reconnect(node));
         }
         is_due

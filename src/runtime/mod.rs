@@ -361,7 +361,7 @@ impl Core {
 
     /// Checks whether other clients use the other kind of channels (sharded or not).
     fn compare_channels(&self, node: &Arc<Node>) {
-        for question in self.pubsub.comparisons(node) {
+        for query in self.pubsub.comparisons(node) {
             let core = Weak::clone(&self.itself);
             let receiver = move |outcome: Outcome| {
                 if let Some(core) = core.upgrade()
@@ -370,7 +370,7 @@ impl Core {
                     core.watchdog.log(Level::Warn, || line);
                 }
             };
-            self.post_to(node.any_lane(), question, Arc::new(receiver));
+            self.post_to(node.any_lane(), query, Arc::new(receiver));
         }
     }
 
@@ -379,14 +379,14 @@ impl Core {
         match outcome {
             Err(Failure::Refused(cause)) => {
                 // The heartbeat sends another control message within a few seconds.
-                if !self.pubsub.is_muted(true) {
+                if !self.pubsub.set_muted(true) {
                     let state = "waiting may fail: the client's control message was refused; allow \
                                  PUBLISH on the channels redisson_lock__channel:*";
                     let refused = scripts::refused(cause, Rights::Connect);
                     self.watchdog.log_error(refused.now(state));
                 }
             }
-            Ok(_) => drop(self.pubsub.is_muted(false)),
+            Ok(_) => drop(self.pubsub.set_muted(false)),
             // The subscriber reads its queue only when a control message arrives.
             Err(_) if !self.is_shut_down() => {
                 let name = Name::from("the subscriber");
@@ -438,15 +438,15 @@ impl Host for SubscriberHost {
         started.is_ok()
     }
 
-    fn tell(&self, node: &Arc<Node>) {
+    fn wake_subscriber(&self, node: &Arc<Node>) {
         self.core.upgrade().inspect(|core| core.wake_subscriber(node));
     }
 
-    fn tell_soon(&self, node: Arc<Node>) {
+    fn wake_subscriber_later(&self, node: Arc<Node>) {
         self.core.upgrade().inspect(|core| core.watchdog.wake_subscriber(node));
     }
 
-    fn hears_anew(&self) {
+    fn resubscribed(&self) {
         let core = self.core.upgrade();
         if let Some(core) = core.filter(|core| core.listens_for_wants.load(Ordering::SeqCst)) {
             core.members.all().into_iter().for_each(|member| member.hear_wanted(None));

@@ -195,7 +195,7 @@ impl Renewer {
             Job::Service(lanes) => lanes.iter().for_each(|lane| self.service(lane)),
             Job::Reconnect(node) => {
                 // No check is needed if a renewal has reached the server since this job was queued.
-                if node.endpoint.health().is_to_be_looked_at() {
+                if node.endpoint.health().needs_check() {
                     self.own.reconnect();
                 }
             }

@@ -221,7 +221,7 @@ impl Core {
             let server = node.number();
             node.endpoint.on_new_run(move || {
                 renew();
-                pubsub.upgrade().inspect(|pubsub| pubsub.met_new_run(server));
+                pubsub.upgrade().inspect(|pubsub| pubsub.close_after_new_run(server));
             });
             node.endpoint.on_moved(core.watchdog.on_data_lost());
             let (log, told) = (core.watchdog.log_health(), Weak::clone(&core.itself));
@@ -279,7 +279,7 @@ impl Core {
                     self.watchdog.service(lane);
                 }
             }
-            self.pubsub.open_anew(node.number());
+            self.pubsub.reconnect(node.number());
         }
     }
 }

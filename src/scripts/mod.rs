@@ -140,8 +140,8 @@ fn call(route: &Route, command: &Command, rights: Rights) -> Result<Value, Troub
 /// Makes the command fail if its user lacks one of these rights. (The server checks the rights once
 /// for each connection.)
 fn checking_rights(command: Command, rights: Rights) -> Command {
-    match rights.question() {
-        Some(question) => command.needs(question),
+    match rights.rights_query() {
+        Some(query) => command.checks_rights(query),
         None => command,
     }
 }

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use redlatch_client::{CachedScript, Command, ReplicaAcks, RightsQuestion, Route};
+use redlatch_client::{CachedScript, Command, ReplicaAcks, RightsQuery, Route};
 
 use super::keys::{
     BarrierKeys, ConditionKeys, ElectionKeys, ExpirableKeys, FairKeys, KeyOf, LatchKeys, LockKeys,
@@ -341,10 +341,10 @@ static MAY_WAIT: LazyLock<CachedScript> = LazyLock::new(|| {
     )
 });
 
-static QUESTIONS: [LazyLock<RightsQuestion>; 10] = {
+static QUERIES: [LazyLock<RightsQuery>; 10] = {
     macro_rules! each {
         ($($at:literal),+) => {
-            [$(LazyLock::new(|| RightsQuestion::new($at, KINDS[$at].question()))),+]
+            [$(LazyLock::new(|| RightsQuery::new($at, KINDS[$at].query_script()))),+]
         };
     }
     each!(0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
@@ -357,8 +357,8 @@ impl Rights {
 
     /// Returns the query for these rights, which runs before the first request of this kind, or
     /// `None` if the kind belongs to no synchronizer.
-    pub(super) fn question(self) -> Option<&'static RightsQuestion> {
-        self.kind().map(|kind| &*QUESTIONS[kind])
+    pub(super) fn rights_query(self) -> Option<&'static RightsQuery> {
+        self.kind().map(|kind| &*QUERIES[kind])
     }
 
     /// Returns the rules of `ACL SETUSER` that give a user these rights for this name, sorted. If
@@ -504,7 +504,7 @@ impl KindRights {
         text
     }
 
-    fn question(&self) -> String {
+    fn query_script(&self) -> String {
         // Single quotes are enough for Lua: no text here has a quotation mark.
         let quoted = |text: &str| format!("'{text}'");
         let on = |key: KeyOf, commands: &[&str]| {
@@ -530,7 +530,7 @@ impl KindRights {
         };
         // A request for locks of these kinds may name several locks, and the names come first.
         let names = match self.rights {
-            // (A question without a request has one key.)
+            // (A query without a request has one key.)
             Rights::Locks | Rights::ReadWriteLocks => "math.max(1, #KEYS / 3)",
             Rights::FencedLocks => "math.max(1, #KEYS / 4)",
             _ => "1",

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
-use redlatch_client::pubsub::{HoldQuestion, Tracked};
+use redlatch_client::pubsub::{HoldQuery, Tracked};
 use redlatch_client::sync::clock;
 
 use super::site::Site;
@@ -129,17 +129,17 @@ impl Site {
 }
 
 impl Tracked for Site {
-    fn question(self: Arc<Self>) -> Option<HoldQuestion> {
+    fn hold_query(self: Arc<Self>) -> Option<HoldQuery> {
         let owner = self.tracked_owner()?;
         let command = scripts::lock::is_held_by_command(&self.name, &owner);
         let answered = Box::new(move |reply: &Value| {
             // A change of the key is only a hint that the hold may be lost. If the hold was
-            // released in the meantime, no question is needed.
+            // released in the meantime, no query is needed.
             if *reply != Value::Int(1) && self.tracked_owner().is_some() {
                 let core = Arc::clone(&self.core);
                 core.watchdog.renew_now(self.renew_now());
             }
         });
-        Some(HoldQuestion { command, answered })
+        Some(HoldQuery { command, answered })
     }
 }

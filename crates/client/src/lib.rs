@@ -22,12 +22,12 @@ pub mod testing;
 
 pub use cancel::{CancelToken, Linked, Registration};
 #[cfg(models)]
-pub use connection::LaneRest;
+pub use connection::LaneWork;
 pub use connection::{
     AddressMap, Ask, CachedScript, Cause, Cluster, Command, ConnectError, Credentials, Dialer,
-    Endpoint, Failure, HealthNews, InfoReply, IoDirection, Lane, Limit, Limited, Link, Look,
+    Endpoint, Failure, HealthNews, InfoReply, IoDirection, Lane, LaneCheck, Limit, Limited, Link,
     NO_CERTIFICATE, NO_MASTER, NO_SERVICE, Node, Outcome, Pieces, Posted, Provided, Provider,
-    REFUSED_CERTIFICATE, ReplicaAcks, Replies, ReplyReceiver, RightsQuestion, Route, ServerEvent,
+    REFUSED_CERTIFICATE, ReplicaAcks, Replies, ReplyReceiver, RightsQuery, Route, ServerEvent,
     Servers, Settings, Source, Transport, connection_name, decimal, error_reply, hash_tag,
     host_name, is_redirect, reply_code, slot_of, unfollowed, was_cut, was_cut_while_answering,
     write_decimal,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use redis::Value;
 use redlatch_client::sync::{Mutex, explore};
 use redlatch_client::{
-    CachedScript, CancelToken, Command, Endpoint, Failure, Lane, Limit, Look, Outcome, Posted,
+    CachedScript, CancelToken, Command, Endpoint, Failure, Lane, LaneCheck, Limit, Outcome, Posted,
     ReplyReceiver, Settings, was_cut,
 };
 use shuttle::rand::{Rng, thread_rng};
@@ -170,14 +170,14 @@ impl Play {
         for _ in 0..LOOKS {
             if self.asked.swap(0, Ordering::SeqCst) > 0 {
                 let patience = [Duration::ZERO, MINUTE][thread_rng().gen_range(0..2)];
-                let again = match self.lane.look(patience) {
+                let again = match self.lane.check(patience) {
                     // Another thread combines, or there is more to do, so look again.
-                    Look::Service => {
+                    LaneCheck::Service => {
                         !self.lane.service(MINUTE, MINUTE)
                             && self.lane.request_service() == Posted::NeedsService
                     }
-                    Look::Again => true,
-                    Look::Done => false,
+                    LaneCheck::Again => true,
+                    LaneCheck::Done => false,
                 };
                 self.asked.fetch_add(again.into(), Ordering::SeqCst);
             }
@@ -256,11 +256,11 @@ fn play_with(
     let posts: Vec<_> = users.into_iter().flat_map(|user| user.join().unwrap()).collect();
     background.join().unwrap();
 
-    while leaves && play.lane.rest().combines {
+    while leaves && play.lane.remaining_work().combines {
         // A new thread opens a connection in place of a thread that has left.
         thread::yield_now();
     }
-    let rest = play.lane.rest();
+    let rest = play.lane.remaining_work();
     assert!(!rest.combines, "nobody combines, and nobody ever can");
     assert!(rest.queued == 0 || !rest.has_room, "a combiner resigned with commands unwritten");
     let asked = play.asked.load(Ordering::SeqCst) > 0;

@@ -121,7 +121,8 @@ impl FairEntry {
             // Whether this is the client's first waiter, and the client does not listen yet. The
             // script marks such a waiter. (A later waiter of the client needs no mark: when that
             // waiter becomes first, the client listens or is dead.)
-            let is_not_listening = !site.core.pubsub.hears_own(&site.name) && !queue.has_queued();
+            let is_not_listening =
+                !site.core.pubsub.is_own_confirmed(&site.name) && !queue.has_queued();
             Others::Companions { owners: &owners, is_not_listening }
         };
         let replied = queue.scripts().acquire(&site.route, &self.entry.owner, lease, others);

@@ -325,7 +325,7 @@ fn queued_leader(lock: &FairLock) -> FairLeadership<'_> {
     let mut leader = first(lock);
     assert!(matches!(ask(lock, &mut leader).unwrap(), Try::Busy(_)));
     let site = &lock.handle.site;
-    wait_until("it listens", SOON, || site.core.pubsub.hears_own(&site.name));
+    wait_until("it listens", SOON, || site.core.pubsub.is_own_confirmed(&site.name));
     leader
 }
 

@@ -81,7 +81,7 @@ impl OwnLink {
         let Some(cluster) = self.core.servers.cluster() else { return (outcomes, in_doubt) };
         if is_lost {
             // Another server may have the slots now: find it before the next exchange.
-            cluster.look();
+            cluster.refresh();
         }
         // All commands share one limit, because the caller gets their outcomes together.
         let ended = self.core.is_shut_down();
@@ -104,7 +104,7 @@ impl OwnLink {
                     let within = within.map_or(patience, |within| link.at_least(within));
                     link.read_awaited_within(within.min(patience))
                 });
-                if done.is_err() || link.is_wrong() {
+                if done.is_err() || link.is_wrong_server() {
                     self.link = None;
                 }
                 // Every command has an outcome once the link was read or has failed.

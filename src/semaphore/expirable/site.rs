@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
-use redlatch_client::pubsub::{HoldQuestion, Tracked};
+use redlatch_client::pubsub::{HoldQuery, Tracked};
 use redlatch_client::sync::{Mutex, clock};
 use redlatch_client::{Outcome, ReplyReceiver, Route};
 
@@ -407,7 +407,7 @@ impl Member for ExpirableSite {
 }
 
 impl Tracked for ExpirableSite {
-    fn question(self: Arc<Self>) -> Option<HoldQuestion> {
+    fn hold_query(self: Arc<Self>) -> Option<HoldQuery> {
         let held = self.held.lock();
         let tracked = held.values().filter(|permit_lease| permit_lease.hold.is_tracked());
         let ids: Vec<_> = tracked.map(|permit_lease| permit_lease.id).collect();
@@ -434,7 +434,7 @@ impl Tracked for ExpirableSite {
                 self.core.watchdog.renew_now(renewals);
             }
         });
-        Some(HoldQuestion { command, answered })
+        Some(HoldQuery { command, answered })
     }
 }
 

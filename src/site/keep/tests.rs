@@ -67,7 +67,7 @@ fn a_kept_fair_hold_that_has_ended_leaves_no_thread_that_had_it_in_the_queue() {
     let core = session.core();
     let site = Site::of(core, "ended");
     let _own = core.pubsub.listen_to_own(&site.name);
-    wait_until("it listens", SHORT, || core.pubsub.hears_own(&site.name));
+    wait_until("it listens", SHORT, || core.pubsub.is_own_confirmed(&site.name));
     let keys = Arc::new(FairKeys::new(&site.name));
     let [owner, second, third] = [(); 3].map(|()| core.id.next_owner());
     let others = Others::Companions { owners: &[second, third], is_not_listening: false };

@@ -34,23 +34,23 @@ pub use slot::unfollowed;
 use view::{NO_CLUSTER_INFO, Range, View, Weight, ask, no_slots, ranges};
 
 /// The longest time that a server may take to report its slots.
-const SAYS_WITHIN: Duration = Duration::from_millis(500);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// The shortest time between two rounds in which a thread asks the servers.
-const AGAIN: Duration = Duration::from_millis(50);
+const MIN_ROUND_INTERVAL: Duration = Duration::from_millis(50);
 /// A redirect makes a thread ask for all slots if the last round is older than this: the server in
 /// the redirect may have replaced a dead server.
-const SEEN: Duration = Duration::from_secs(1);
-const NOBODY: u16 = u16::MAX;
+const RECENT_ROUND: Duration = Duration::from_secs(1);
+const NO_OWNER: u16 = u16::MAX;
 
 /// The servers of a cluster that the client knows, and the owner of each slot.
 pub struct Cluster {
     /// The template for the servers' endpoints.
-    manner: Endpoint,
+    template: Endpoint,
     map: AddressMap,
     lanes: OnceLock<usize>,
     state: Mutex<ClusterState>,
-    /// Signals that the thread with the [`Looking`] role is done.
-    looked: Condvar,
+    /// Signals that the thread with the [`Refreshing`] role is done.
+    refreshed: Condvar,
     on_node: OnceLock<OnNode>,
     on_moved: OnceLock<OnMoved>,
     ended: AtomicBool,
@@ -73,8 +73,8 @@ struct ClusterState {
     silent: Vec<HostPort>,
     /// The epoch of the last accepted view.
     epoch: u64,
-    looking: bool,
-    looked_at: Option<Instant>,
+    refreshing: bool,
+    refreshed_at: Option<Instant>,
 }
 
 impl Cluster {
@@ -97,8 +97,8 @@ impl Cluster {
             return Ok(None);
         }
         let Some(first) = url.hosts.first() else { return Err(ConnectError::unusable("no host")) };
-        let manner = Endpoint::of_cluster(first, &url.settings, config)?;
-        let cluster = Self::new(&url, config, manner);
+        let template = Endpoint::of_cluster(first, &url.settings, config)?;
+        let cluster = Self::new(&url, config, template);
         let _zero = cluster.number(&HostPort::of(first));
         Ok(Some(Arc::new(cluster)))
     }
@@ -106,7 +106,7 @@ impl Cluster {
     /// Asks the server for the slots, over a connection that is being opened. Does nothing if the
     /// client already knows them.
     pub fn meet(&self, endpoint: &Endpoint, ask: Ask<'_>) -> Result<(), ConnectError> {
-        if self.state.lock().owners.iter().any(|owner| *owner != NOBODY) {
+        if self.state.lock().owners.iter().any(|owner| *owner != NO_OWNER) {
             return Ok(());
         }
         let slots = match ask(&Command::plain(&[b"CLUSTER", b"SLOTS"])) {
@@ -115,28 +115,28 @@ impl Cluster {
             Err(failure) => return Err(ConnectError::Unreachable(failure.cause().clone())),
         };
         let info = ask(&Command::plain(&[b"CLUSTER", b"INFO"])).unwrap_or(Value::Nil);
-        let changed = self.learn(&View::first(slots, Weight::of(&info), endpoint)?);
-        self.tell_moved(&changed);
+        let changed = self.apply_view(&View::first(slots, Weight::of(&info), endpoint)?);
+        self.report_moved(&changed);
         Ok(())
     }
 
     fn open(url: &Url, config: &Settings) -> Result<Self, ConnectError> {
         let mut refusal = None;
         for address in &url.hosts {
-            let manner = Endpoint::of_cluster(address, &url.settings, config)?;
-            let asked = match ask(&manner, config.connect_timeout) {
+            let template = Endpoint::of_cluster(address, &url.settings, config)?;
+            let asked = match ask(&template, config.connect_timeout) {
                 Ok(asked) => asked,
                 Err(error) => {
-                    let cause = Cause::new(error, manner.health());
+                    let cause = Cause::new(error, template.health());
                     refusal.get_or_insert(ConnectError::Unreachable(cause));
                     continue;
                 }
             };
-            let ranges = ranges(&asked.slots, &manner.host_port(), &config.address_map);
-            match View::first(ranges, asked.weight, &manner) {
+            let ranges = ranges(&asked.slots, &template.host_port(), &config.address_map);
+            match View::first(ranges, asked.weight, &template) {
                 Ok(view) => {
-                    let cluster = Self::new(url, config, manner);
-                    let _everything_is_new = cluster.learn(&view);
+                    let cluster = Self::new(url, config, template);
+                    let _everything_is_new = cluster.apply_view(&view);
                     return Ok(cluster);
                 }
                 Err(not_ready @ ConnectError::NotReady(_)) => {
@@ -148,21 +148,21 @@ impl Cluster {
         Err(refusal.unwrap_or_else(|| ConnectError::unusable("no host")))
     }
 
-    fn new(url: &Url, config: &Settings, manner: Endpoint) -> Self {
+    fn new(url: &Url, config: &Settings, template: Endpoint) -> Self {
         let channels = if config.sharded_channels { Channels::Sharded } else { Channels::Cluster };
         let seeds: Vec<_> = url.hosts.iter().map(HostPort::of).collect();
         let state = ClusterState {
-            owners: vec![NOBODY; SLOTS.into()],
+            owners: vec![NO_OWNER; SLOTS.into()],
             known: seeds.clone(),
             seeds,
             ..ClusterState::default()
         };
         Self {
-            manner: manner.with_channels(channels),
+            template: template.with_channels(channels),
             map: config.address_map.clone(),
             lanes: OnceLock::new(),
             state: Mutex::new(state),
-            looked: Condvar::new(),
+            refreshed: Condvar::new(),
             on_node: OnceLock::new(),
             on_moved: OnceLock::new(),
             ended: AtomicBool::new(false),
@@ -226,60 +226,61 @@ impl Cluster {
     }
 
     /// Whether a server refused a command because another server has the slot, or soon will.
-    pub(crate) fn sends_elsewhere(&self, error: &RedisError) -> bool {
+    pub(crate) fn follow_redirect(&self, error: &RedisError) -> bool {
         match redirect_of(error) {
             None => return false,
-            Some(Redirect::Moved { slot, named }) => self.learn_one(slot, &named),
+            Some(Redirect::Moved { slot, named }) => self.apply_redirect(slot, &named),
             Some(Redirect::Ask { .. } | Redirect::Later | Redirect::Halfway) => {}
         }
         true
     }
 
-    fn learn_one(&self, slot: u16, named: &NamedAddress) {
+    fn apply_redirect(&self, slot: u16, named: &NamedAddress) {
         let Some(host_port) = self.map.reach(named) else { return };
         let number = self.number(&host_port);
         let mut state = self.state.lock();
         let owner = &mut state.owners[usize::from(slot)];
         let is_new = std::mem::replace(owner, number) != number;
-        let seen = state.looked_at.is_some_and(|at| at.elapsed() < SEEN);
+        let seen = state.refreshed_at.is_some_and(|at| at.elapsed() < RECENT_ROUND);
         drop(state);
         if is_new {
-            self.tell_moved(&[slot]);
+            self.report_moved(&[slot]);
             if !seen {
-                self.look_at(Some(&host_port));
+                self.refresh_from(Some(&host_port));
             }
         }
     }
 
     /// Asks the servers for the owners of all slots. If another thread is asking, waits for that
     /// thread. If a thread asked a moment ago, does nothing.
-    pub fn look(&self) {
-        self.look_at(None);
+    pub fn refresh(&self) {
+        self.refresh_from(None);
     }
 
-    fn look_at(&self, first: Option<&HostPort>) {
+    fn refresh_from(&self, first: Option<&HostPort>) {
         let mut state = self.state.lock();
-        if state.looking {
+        if state.refreshing {
             // The wait ends with the other thread's round, or at this time.
-            let until = Instant::now() + SAYS_WITHIN.saturating_mul(4);
-            while state.looking && Instant::now() < until {
-                self.looked.wait_for(&mut state, SAYS_WITHIN);
+            let until = Instant::now() + ANSWER_TIMEOUT.saturating_mul(4);
+            while state.refreshing && Instant::now() < until {
+                self.refreshed.wait_for(&mut state, ANSWER_TIMEOUT);
             }
             return;
         }
-        if state.looked_at.is_some_and(|at| at.elapsed() < AGAIN) || self.is_ended() {
+        if state.refreshed_at.is_some_and(|at| at.elapsed() < MIN_ROUND_INTERVAL) || self.is_ended()
+        {
             return;
         }
-        state.looking = true;
+        state.refreshing = true;
         let known = state.known.clone();
         drop(state);
-        let _looking = Looking(self);
+        let _refreshing = Refreshing(self);
         let others = known.iter().filter(|host_port| Some(*host_port) != first);
         let host_ports: Vec<_> = first.into_iter().chain(others).collect();
         let Some(view) = self.find_view(&host_ports) else { return };
-        let changed = self.learn(&view);
+        let changed = self.apply_view(&view);
         if !changed.is_empty() {
-            self.tell_moved(&changed);
+            self.report_moved(&changed);
         }
     }
 
@@ -297,7 +298,7 @@ impl Cluster {
         };
         let (mut best, mut heard) = (None::<View>, 0);
         for &host_port in host_ports {
-            let asked = ask(&self.manner.of_same_cluster(host_port, 0), SAYS_WITHIN);
+            let asked = ask(&self.template.of_same_cluster(host_port, 0), ANSWER_TIMEOUT);
             self.state.lock().answered(host_port, asked.is_ok());
             let Ok(asked) = asked else { continue };
             let Ok(ranges) = ranges(&asked.slots, host_port, &self.map) else { continue };
@@ -318,8 +319,8 @@ impl Cluster {
     }
 
     /// Stores a server's view. Returns the slots whose owner changed.
-    fn learn(&self, View { from, ranges, weight }: &View) -> Vec<u16> {
-        let mut owners = vec![NOBODY; SLOTS.into()];
+    fn apply_view(&self, View { from, ranges, weight }: &View) -> Vec<u16> {
+        let mut owners = vec![NO_OWNER; SLOTS.into()];
         for Range { slots, master, .. } in ranges {
             let number = self.number(master);
             slots.clone().for_each(|slot| owners[usize::from(slot)] = number);
@@ -344,7 +345,7 @@ impl Cluster {
         let changed = (0..SLOTS).filter(|slot| {
             let slot = usize::from(*slot);
             // A slot without an owner keeps its old owner, which may get the slot back.
-            owners[slot] != NOBODY && owners[slot] != state.owners[slot]
+            owners[slot] != NO_OWNER && owners[slot] != state.owners[slot]
         });
         let changed: Vec<_> = changed.collect();
         for slot in &changed {
@@ -371,7 +372,7 @@ impl Cluster {
             return at as u16;
         }
         let number = state.nodes.len();
-        let endpoint = Arc::new(self.manner.of_same_cluster(host_port, number));
+        let endpoint = Arc::new(self.template.of_same_cluster(host_port, number));
         let lanes = self.lanes.get().copied().unwrap_or(1);
         let node = Arc::new(Node::new(Arc::new(Lane::new(endpoint)), lanes));
         state.nodes.push((host_port.clone(), Arc::clone(&node)));
@@ -382,7 +383,7 @@ impl Cluster {
         number as u16
     }
 
-    fn tell_moved(&self, slots: &[u16]) {
+    fn report_moved(&self, slots: &[u16]) {
         if let Some(tell) = self.on_moved.get() {
             tell(slots);
         }
@@ -413,15 +414,15 @@ impl ClusterState {
 
 /// The role of the thread that asks for all threads. The drop of this value lets the next thread
 /// ask, even after a panic.
-struct Looking<'a>(&'a Cluster);
+struct Refreshing<'a>(&'a Cluster);
 
-impl Drop for Looking<'_> {
+impl Drop for Refreshing<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
-        state.looking = false;
-        state.looked_at = Some(Instant::now());
+        state.refreshing = false;
+        state.refreshed_at = Some(Instant::now());
         drop(state);
-        self.0.looked.notify_all();
+        self.0.refreshed.notify_all();
     }
 }
 

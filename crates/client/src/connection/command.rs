@@ -76,14 +76,14 @@ impl Replies {
 /// `{all, reply}`: `all` says whether the user may use all names. For a user with rights to only
 /// some names, the check is repeated once for each name.
 #[derive(Debug)]
-pub struct RightsQuestion {
-    /// The number of the question, which is below 64. No two questions have the same number.
+pub struct RightsQuery {
+    /// The number of the query, which is below 64. No two queries have the same number.
     number: u8,
     code: String,
 }
 
-impl RightsQuestion {
-    /// Makes a question from this Lua code. In the code, `random` is a random name, and `script` is
+impl RightsQuery {
+    /// Makes a query from this Lua code. In the code, `random` is a random name, and `script` is
     /// the script as a function. The code returns a refusal, the script's error, or `{all, reply}`.
     pub fn new(number: u8, code: String) -> Self {
         Self { number, code }
@@ -184,7 +184,7 @@ pub struct Command {
     asks: bool,
     /// See [`reply_before_next`](Self::reply_before_next).
     is_reply_before_next: bool,
-    question: Option<&'static RightsQuestion>,
+    query: Option<&'static RightsQuery>,
     /// See [`of_names`](Self::of_names). Zero if the command has the keys of one name.
     keys_of_name: usize,
     logs_in: bool,
@@ -208,7 +208,7 @@ impl Command {
             replies,
             asks: false,
             is_reply_before_next: false,
-            question: None,
+            query: None,
             keys_of_name: 0,
             logs_in: false,
         }
@@ -276,13 +276,13 @@ impl Command {
         Self { acks, ..self }
     }
 
-    /// Makes the script run only if its user has the rights that `question` checks.
-    pub fn needs(self, question: &'static RightsQuestion) -> Self {
-        Self { question: Some(question), ..self }
+    /// Makes the script run only if its user has the rights that `query` checks.
+    pub fn checks_rights(self, query: &'static RightsQuery) -> Self {
+        Self { query: Some(query), ..self }
     }
 
-    pub(crate) fn question(&self) -> Option<&'static RightsQuestion> {
-        self.question
+    pub(crate) fn rights_query(&self) -> Option<&'static RightsQuery> {
+        self.query
     }
 
     /// Notes that the call has the keys of several names, with `keys_of_name` keys for each name.
@@ -398,14 +398,14 @@ impl Command {
         self.eval(&script.text(channels).code, None)
     }
 
-    /// Returns the same call with a text that first runs the check of the question and then the
+    /// Returns the same call with a text that first runs the check of the query and then the
     /// script. (For the server, this text is a different script.) Returns `None` for a plain
-    /// command or a call without a question.
-    pub(crate) fn to_question(&self, channels: Channels, random: &str) -> Option<Vec<u8>> {
-        let (EvalParts { script, .. }, question) = (self.script?, self.question?);
+    /// command or a call without a query.
+    pub(crate) fn to_rights_query(&self, channels: Channels, random: &str) -> Option<Vec<u8>> {
+        let (EvalParts { script, .. }, query) = (self.script?, self.query?);
         let code = format!(
             "local function script()\n{}\nend\nlocal random = table.remove(ARGV)\n{}",
-            script.server.code, question.code
+            script.server.code, query.code
         );
         self.eval(&for_channels(&code, channels), Some(random.as_bytes()))
     }

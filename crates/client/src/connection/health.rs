@@ -243,7 +243,7 @@ impl ServerHealth {
     }
 
     /// Whether a thread must check for the end of an outage or of a refusal.
-    pub fn is_to_be_looked_at(&self) -> bool {
+    pub fn needs_check(&self) -> bool {
         self.is_out() || self.refuses.lock().is_some()
     }
 

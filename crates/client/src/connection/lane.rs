@@ -31,26 +31,27 @@ use self::combiner::Combiner;
 /// The maximum number of unread replies that a link may have. More posts wait in the queue until
 /// some replies are read. A thread that waits for the server in any case reads them. (A model has a
 /// small number, so that it reaches the limit.)
-const MOST_UNREAD: usize = if IS_MODEL { 2 } else { 1_000 };
+const MAX_UNREAD: usize = if IS_MODEL { 2 } else { 1_000 };
 
 /// A shared connection. The first command, and the first command after an error, opens it.
 pub struct Lane {
     endpoint: Arc<Endpoint>,
     state: Mutex<LaneState>,
     /// Whether the background thread has been asked to call [`service`](Self::service) and has not
-    /// begun this call: [`NOT_ASKED`], [`ASKED`] or [`ASKED_AGAIN`].
-    asked: AtomicU8,
+    /// begun this call: [`NOT_REQUESTED`], [`REQUESTED`] or [`REQUESTED_AGAIN`].
+    service_requests: AtomicU8,
     /// The number of posted releases of permits without a reply. This number must be well below
-    /// [`MOST_UNREAD`].
+    /// [`MAX_UNREAD`].
     pub permits_posted: AtomicUsize,
     /// The time of the last reply to a change of a semaphore over this lane.
     pub permits_answered: AtomicU64,
 }
 
-/// The values of [`Lane::asked`]. `ASKED_AGAIN`: there was a post since the last [look](Lane::look).
-const NOT_ASKED: u8 = 0;
-const ASKED: u8 = 1;
-const ASKED_AGAIN: u8 = 2;
+/// The values of [`Lane::service_requests`]. `REQUESTED_AGAIN`: there was a post since the last
+/// [check](Lane::check).
+const NOT_REQUESTED: u8 = 0;
+const REQUESTED: u8 = 1;
+const REQUESTED_AGAIN: u8 = 2;
 
 #[derive(Default)]
 struct LaneState {
@@ -66,8 +67,8 @@ struct LaneState {
     /// The number of threads that the last packet served.
     served: usize,
     round_trip: Duration,
-    /// [`Link::heard_at`] when the last combiner finished. Zero after a link that broke.
-    heard_at: u64,
+    /// [`Link::alive_at`] when the last combiner finished. Zero after a link that broke.
+    alive_at: u64,
 }
 
 enum Pending {
@@ -106,7 +107,7 @@ impl Pending {
 /// The work that a lane still has to do, for its models.
 #[cfg(models)]
 #[derive(Debug)]
-pub struct LaneRest {
+pub struct LaneWork {
     /// Whether a thread has the link.
     pub combines: bool,
     /// The number of replies that are not read.
@@ -117,12 +118,12 @@ pub struct LaneRest {
     pub has_room: bool,
 }
 
-/// What a thread that has [looked](Lane::look) at a lane does next.
+/// What a thread that has [checked](Lane::check) a lane does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum LaneCheck {
     /// The background thread must call [`service`](Lane::service).
     Service,
-    /// Look again soon: a reply may be owed, or there was another post.
+    /// Check again soon: a reply may be owed, or there was another post.
     Again,
     /// Nothing. The next post asks again.
     Done,
@@ -134,7 +135,7 @@ pub enum Posted {
     /// No thread has been asked to read the owed reply: the caller must ask the background thread.
     NeedsService,
     /// A thread has been asked to read the reply.
-    LookedAfter,
+    ServiceRequested,
 }
 
 impl Lane {
@@ -143,7 +144,7 @@ impl Lane {
         Self {
             endpoint,
             state: Mutex::default(),
-            asked: AtomicU8::new(NOT_ASKED),
+            service_requests: AtomicU8::new(NOT_REQUESTED),
             permits_posted: AtomicUsize::new(0),
             permits_answered: AtomicU64::new(0),
         }
@@ -151,14 +152,14 @@ impl Lane {
 
     /// Returns the work that the lane still has to do.
     #[cfg(models)]
-    pub fn rest(&self) -> LaneRest {
+    pub fn remaining_work(&self) -> LaneWork {
         let state = self.state.lock();
         let owed = state.link.as_ref().map(|link| link.owed());
-        LaneRest {
+        LaneWork {
             combines: state.combining,
             owed: owed.unwrap_or(0),
             queued: state.queue.len(),
-            has_room: owed.is_some_and(|owed| owed < MOST_UNREAD),
+            has_room: owed.is_some_and(|owed| owed < MAX_UNREAD),
         }
     }
 
@@ -171,7 +172,7 @@ impl Lane {
     pub fn connect(&self) -> Result<(), Failure> {
         let link = Link::open(&self.endpoint)?;
         let mut state = self.state.lock();
-        state.heard_at = link.heard_at();
+        state.alive_at = link.alive_at();
         state.link = Some(Box::new(link));
         Ok(())
     }
@@ -183,7 +184,7 @@ impl Lane {
     /// replies are unread, the background thread writes the command.
     pub fn post(&self, command: Command, receiver: Arc<dyn ReplyReceiver>) -> Posted {
         let mut state = self.state.lock();
-        let room = state.link.as_ref().is_some_and(|link| link.owed() < MOST_UNREAD);
+        let room = state.link.as_ref().is_some_and(|link| link.owed() < MAX_UNREAD);
         if state.combining || !room {
             state.queue.push_back(Pending::Post(command, receiver));
             drop(state);
@@ -199,30 +200,30 @@ impl Lane {
 
     /// Decides whether the background thread, which was asked for a [`service`](Self::service), must
     /// call `service` now. Usually a caller has already read the replies to all posts, together with
-    /// its own reply. While there are more posts, the lane must be looked at again, so that a post
+    /// its own reply. While there are more posts, the lane must be checked again, so that a post
     /// need not ask. Does no I/O.
     ///
     /// `patience`: how long a reply may be owed before the background thread reads it.
-    pub fn look(&self, patience: Duration) -> Look {
+    pub fn check(&self, patience: Duration) -> LaneCheck {
         let state = self.state.lock();
         if state.combining {
-            return Look::Again;
+            return LaneCheck::Again;
         }
         if !state.queue.is_empty() {
-            return Look::Service;
+            return LaneCheck::Service;
         }
         match state.link.as_deref().filter(|link| link.owed() > 0) {
-            Some(link) if link.owes_for() >= patience => Look::Service,
-            Some(_) => Look::Again,
-            // A post changes `asked` after it has written. So if this thread overwrites the change,
-            // the reply to that post has already been read.
-            None if self.asked.load(Ordering::Acquire) == ASKED_AGAIN => {
-                self.asked.store(ASKED, Ordering::Release);
-                Look::Again
+            Some(link) if link.silent_for() >= patience => LaneCheck::Service,
+            Some(_) => LaneCheck::Again,
+            // A post changes `service_requests` after it has written. So if this thread overwrites
+            // the change, the reply to that post has already been read.
+            None if self.service_requests.load(Ordering::Acquire) == REQUESTED_AGAIN => {
+                self.service_requests.store(REQUESTED, Ordering::Release);
+                LaneCheck::Again
             }
             None => {
-                self.asked.store(NOT_ASKED, Ordering::Release);
-                Look::Done
+                self.service_requests.store(NOT_REQUESTED, Ordering::Release);
+                LaneCheck::Done
             }
         }
     }
@@ -243,10 +244,10 @@ impl Lane {
         // While the server waits for replicas, this call reads nothing, but it writes the unwritten
         // bytes. The thread that needs the replicas may read the reply. Otherwise a later call of
         // `service` reads the reply when the wait is over.
-        let is_time = |link: &Link| patience.is_zero() || link.waits() <= patience;
+        let is_time = |link: &Link| patience.is_zero() || link.wait_left() <= patience;
         let mut state = self.state.lock();
         // Clear the flag before the reads: a later post must request a new call.
-        self.asked.store(NOT_ASKED, Ordering::Release);
+        self.service_requests.store(NOT_REQUESTED, Ordering::Release);
         let reads = state.link.as_deref().is_none_or(is_time);
         let writes = reads || state.link.as_deref().is_some_and(Link::has_unwritten);
         if state.combining || !writes {
@@ -258,7 +259,7 @@ impl Lane {
         if state.link.is_none() && to_open.is_zero() {
             let queue = std::mem::take(&mut state.queue);
             drop(state);
-            let failure = self.out();
+            let failure = self.unreachable();
             queue.into_iter().for_each(|pending| pending.fail(&failure));
             return true;
         }
@@ -266,7 +267,7 @@ impl Lane {
         let mut combiner = Combiner::new(self, state.link.take(), to_open);
         // The queue has only posts. If this call reads no reply, it must write no post: otherwise
         // the number of unread replies would grow without end.
-        let packet = take_first(&mut state.queue, if reads { MOST_UNREAD } else { 0 });
+        let packet = take_first(&mut state.queue, if reads { MAX_UNREAD } else { 0 });
         // If `to_open` is zero, no later call may come, so handle the remaining posts now.
         let mut rest =
             if to_open.is_zero() { std::mem::take(&mut state.queue) } else { VecDeque::new() };
@@ -287,17 +288,17 @@ impl Lane {
         }
         drop(combiner);
         if !rest.is_empty() {
-            let failure = self.out();
+            let failure = self.unreachable();
             rest.into_iter().for_each(|pending| pending.fail(&failure));
         }
         // The remaining posts have been written, or have failed.
-        !self.owes()
+        !self.has_work()
     }
 
     /// Blocks until the replies to all earlier posts are read or lost, but at most until
     /// `deadline`. Sends a PING after these posts, and waits for the reply.
     pub fn drain(self: &Arc<Self>, deadline: Instant) {
-        if self.owes() {
+        if self.has_work() {
             let limit = Limit::new(Some(deadline), None);
             // This limit applies only to the drain: its end must not count for the thread's other
             // calls.
@@ -308,7 +309,7 @@ impl Lane {
     }
 
     /// Whether a command is not yet written, or not yet answered.
-    fn owes(&self) -> bool {
+    fn has_work(&self) -> bool {
         let state = self.state.lock();
         state.combining
             || !state.queue.is_empty()
@@ -348,13 +349,13 @@ impl Lane {
     /// Notes that a thread must call [`service`](Self::service). Returns whether a thread has
     /// already been asked.
     pub fn request_service(&self) -> Posted {
-        match self.asked.swap(ASKED_AGAIN, Ordering::AcqRel) {
-            NOT_ASKED => Posted::NeedsService,
-            _ => Posted::LookedAfter,
+        match self.service_requests.swap(REQUESTED_AGAIN, Ordering::AcqRel) {
+            NOT_REQUESTED => Posted::NeedsService,
+            _ => Posted::ServiceRequested,
         }
     }
 
-    fn out(&self) -> Failure {
+    fn unreachable(&self) -> Failure {
         let out = io::Error::new(io::ErrorKind::NotConnected, "the server cannot be reached");
         Failure::Unsent(Cause::new(out, self.endpoint.health()))
     }

@@ -120,7 +120,7 @@ pub(super) fn later(now: Instant, time: Duration) -> Instant {
 
 /// Notes that the limit ended a call of the calling thread. `answers`: whether the call's
 /// connection has answered lately.
-pub(super) fn cuts(answers: bool) {
+pub(super) fn record_cut(answers: bool) {
     set_cut(if answers { Cut::Answering } else { Cut::Silent });
 }
 

@@ -20,14 +20,14 @@ use crate::sync::{Mutex, Waker, clock};
 
 mod rights;
 
-use self::rights::{KnownRights, SentQuestion};
+use self::rights::{KnownRights, SentRightsQuery};
 
 /// The silence in nanoseconds after which a connection is tested before a command uses it. If a
 /// firewall had dropped the connection, the outcome of the command would be unknown.
-const TRUSTED: u64 = 10_000_000_000;
+const TRUST_FOR: u64 = 10_000_000_000;
 /// The shortest time limit for the test of a silent connection. The usual limit is twice the time
 /// that opening the connection took.
-const SHORTEST_LOOK: Duration = Duration::from_millis(100);
+const MIN_TEST_TIME: Duration = Duration::from_millis(100);
 
 /// The receiver of a reply. The thread that reads the reply calls the receiver with no mutex held.
 /// The receiver must not block, and must not send a command.
@@ -43,7 +43,7 @@ pub trait ReplyReceiver: Send + Sync {
 
     /// Makes the thread that waits for this reply the reader, because the present reader leaves.
     /// Returns the waker of that thread. Called under the lane's mutex.
-    fn takes_over(&self) -> Option<Waker> {
+    fn take_over(&self) -> Option<Waker> {
         None
     }
 }
@@ -72,27 +72,27 @@ pub struct Link {
     /// without a reply, and the last write before the last reply that was read.
     owes_since: Instant,
     /// Whether the reader has left, so that a thread may sleep for a reply that no thread reads.
-    is_left: bool,
+    reader_left: bool,
     response_timeout: Duration,
     channels: Channels,
     health: Arc<ServerHealth>,
     /// The server's address. With Sentinels, the next link may have another address.
     address: Arc<str>,
     /// The endpoint, until the first reply by the right server is reported to it.
-    untold: Option<Endpoint>,
+    unreported: Option<Endpoint>,
     wrote_at: Instant,
     /// The time, on [`clock`], when the link was last known or tested to be alive before a command
     /// was written.
     trusted_at: u64,
     /// The latest `trusted_at` of a command with a reply: the server was alive at this time or
     /// later.
-    heard_at: u64,
+    alive_at: u64,
     /// The time that opening the link took, which is a few round trips.
     opened_in: Duration,
     /// Whether a reply said that this server is the wrong one.
-    is_wrong: bool,
+    is_wrong_server: bool,
     /// The scripts that the server knows, because this link has sent their text.
-    known: Vec<usize>,
+    known_scripts: Vec<usize>,
     rights: KnownRights,
 }
 
@@ -122,7 +122,7 @@ struct Owed {
     /// The position of the command's first byte among all bytes of the connection. The command ends
     /// where the next command begins.
     begins_at: u64,
-    asked: Option<SentQuestion>,
+    asked: Option<SentRightsQuery>,
 }
 
 impl Link {
@@ -145,26 +145,26 @@ impl Link {
             waits: 0,
             waits_until: begun,
             owes_since: begun,
-            is_left: false,
+            reader_left: false,
             response_timeout: endpoint.response_timeout(),
             channels: endpoint.channels(),
             health: Arc::clone(endpoint.health()),
             address: endpoint.health().address(),
-            untold: Some(endpoint.clone()),
+            unreported: Some(endpoint.clone()),
             wrote_at: begun,
             trusted_at: clock::now(),
-            heard_at: clock::now(),
+            alive_at: clock::now(),
             opened_in: begun.elapsed(),
-            is_wrong: false,
-            known: Vec::new(),
+            is_wrong_server: false,
+            known_scripts: Vec::new(),
             rights: KnownRights::new(endpoint.is_in_memory()),
         })
     }
 
     /// Whether a reply said that this is the wrong server. A link to a wrong server must be closed:
     /// the next link looks the address up again.
-    pub fn is_wrong(&self) -> bool {
-        self.is_wrong
+    pub fn is_wrong_server(&self) -> bool {
+        self.is_wrong_server
     }
 
     /// Whether a command may be sent over the link. After a long silence, tests the link with a
@@ -176,13 +176,13 @@ impl Link {
         if self.connection.is_closed() || !self.run.is_last() {
             return false;
         }
-        let until = self.deadline_in(self.at_least(SHORTEST_LOOK));
+        let until = self.deadline_in(self.at_least(MIN_TEST_TIME));
         self.wrote_at = Instant::now();
         if let Err(error) = self.connection.send_until(Command::plain(&[b"PING"]).bytes(), until) {
             self.fail(self.after_write(error));
             return false;
         }
-        self.settle_all(until).is_ok() && self.read(until).is_ok()
+        self.read_owed_now(until).is_ok() && self.read(until).is_ok()
     }
 
     /// Whether a command may be sent over the link without a test.
@@ -192,13 +192,13 @@ impl Link {
             return false;
         }
         self.trusted_at = clock::now();
-        self.trusted_at.saturating_sub(self.heard_at) < TRUSTED
+        self.trusted_at.saturating_sub(self.alive_at) < TRUST_FOR
     }
 
     /// Returns a time, on [`clock`], at which the server was alive, or zero while replies wait for
     /// replicas.
-    pub(super) fn heard_at(&self) -> u64 {
-        if self.unacknowledged.is_empty() { self.heard_at } else { 0 }
+    pub(super) fn alive_at(&self) -> u64 {
+        if self.unacknowledged.is_empty() { self.alive_at } else { 0 }
     }
 
     /// Returns `patience`, or twice the time that opening the link took if that is longer, but at
@@ -218,7 +218,7 @@ impl Link {
     }
 
     /// Returns the length of the server's present silence, if a reply is owed.
-    pub(super) fn owes_for(&self) -> Duration {
+    pub(super) fn silent_for(&self) -> Duration {
         self.owes_since.elapsed()
     }
 
@@ -231,7 +231,7 @@ impl Link {
         self.check_run()?;
         let mut shared = self.reads_first().then(|| self.deadline_in(self.response_timeout));
         if let Some(until) = shared {
-            self.settle_all(until)?;
+            self.read_owed_now(until)?;
         }
         if command.acks().is_some() {
             return self.exchange_acknowledged(command);
@@ -240,18 +240,18 @@ impl Link {
         self.write(&bytes)?;
         let mut retried = asked.is_some();
         loop {
-            let time = self.response_timeout.saturating_add(self.waits());
+            let time = self.response_timeout.saturating_add(self.wait_left());
             let until = shared.take().unwrap_or_else(|| later(self.wrote_at, time));
-            self.settle_all(until)?;
+            self.read_owed_now(until)?;
             let reply = self.read(until)?;
             let reply = self.rights.answered(command, asked, reply);
             if !command.may_be_answered(&reply) {
-                return Err(self.shifted());
+                return Err(self.misaligned());
             }
             if retried || !is_noscript(&reply) {
-                return self.said(reply);
+                return self.outcome_of(reply);
             }
-            let Some(eval) = command.to_eval(self.channels) else { return self.said(reply) };
+            let Some(eval) = command.to_eval(self.channels) else { return self.outcome_of(reply) };
             self.write(&eval)?;
             retried = true;
         }
@@ -276,13 +276,13 @@ impl Link {
 
     /// Closes the link after a reply that cannot belong to its command. This reply and all later
     /// replies may belong to any command: a number for another command would count as a grant.
-    fn shifted(&mut self) -> Failure {
+    fn misaligned(&mut self) -> Failure {
         let what = "a reply does not fit its command: the connection is given up";
         self.fail(Failure::Reset(self.cause((ErrorKind::Parse, what))))
     }
 
     /// Returns the longest time until the server has replied to all WAITs.
-    pub(super) fn waits(&self) -> Duration {
+    pub(super) fn wait_left(&self) -> Duration {
         match self.waits {
             0 => Duration::ZERO,
             _ => self.waits_until.saturating_duration_since(Instant::now()),
@@ -290,7 +290,7 @@ impl Link {
     }
 
     fn deadline_in(&self, time: Duration) -> Instant {
-        deadline_in(time.saturating_add(self.waits()))
+        deadline_in(time.saturating_add(self.wait_left()))
     }
 
     /// Writes commands in one packet and notes that their replies are owed. If replicas must
@@ -338,7 +338,7 @@ impl Link {
             return Ok(());
         }
         if Instant::now() >= self.dead_at() {
-            return Err(self.takes_nothing());
+            return Err(self.fail_as_stuck());
         }
         self.write_now(&[])
     }
@@ -352,7 +352,7 @@ impl Link {
         written.map_err(|error| self.fail(self.after_write(error)))
     }
 
-    fn takes_nothing(&mut self) -> Failure {
+    fn fail_as_stuck(&mut self) -> Failure {
         let late = io::Error::new(io::ErrorKind::TimedOut, "the server takes nothing");
         self.fail(self.after_write(late.into()))
     }
@@ -404,17 +404,17 @@ impl Link {
 
     /// Notes that the replies to these commands are owed. Returns the bytes to write.
     fn owe(&mut self, batch: impl IntoIterator<Item = Outgoing>) -> Vec<u8> {
-        self.begins_to_owe(Instant::now());
+        self.note_silence(Instant::now());
         let mut bytes = Vec::new();
         let mut acks = None;
         for (command, receiver, awaited) in batch {
             if command.asks() {
                 let asking = Command::plain(&[b"ASKING"]);
-                let begins_at = self.begins_behind(&bytes);
+                let begins_at = self.position_after(&bytes);
                 bytes.extend_from_slice(asking.bytes());
                 self.owe_one(asking, None, false, begins_at, None);
             }
-            let begins_at = self.begins_behind(&bytes);
+            let begins_at = self.position_after(&bytes);
             let (encoded, asked) = self.rights.encoded(&command, self.channels);
             bytes.extend_from_slice(&encoded);
             drop(encoded);
@@ -432,7 +432,7 @@ impl Link {
 
     /// Returns the position of the next command among all bytes of the connection. The command
     /// comes after `bytes`, which are not in the connection yet.
-    fn begins_behind(&self, bytes: &[u8]) -> u64 {
+    fn position_after(&self, bytes: &[u8]) -> u64 {
         self.connection.given() + bytes.len() as u64
     }
 
@@ -443,7 +443,7 @@ impl Link {
         receiver: Option<Arc<dyn ReplyReceiver>>,
         awaited: bool,
         begins_at: u64,
-        asked: Option<SentQuestion>,
+        asked: Option<SentRightsQuery>,
     ) {
         let retried = receiver.is_none();
         let trusted_at = self.trusted_at;
@@ -458,7 +458,7 @@ impl Link {
         });
     }
 
-    fn begins_to_owe(&mut self, now: Instant) {
+    fn note_silence(&mut self, now: Instant) {
         if self.owed.is_empty() {
             self.owes_since = now;
         }
@@ -466,7 +466,7 @@ impl Link {
 
     /// Returns the time at which the link counts as dead if no reply has arrived.
     fn dead_at(&self) -> Instant {
-        later(self.owes_since, self.response_timeout.saturating_add(self.waits()))
+        later(self.owes_since, self.response_timeout.saturating_add(self.wait_left()))
     }
 
     /// Writes the unwritten bytes. Returns `false` if the limit ended first.
@@ -475,7 +475,7 @@ impl Link {
             let dead_at = self.dead_at();
             match self.connection.write_in_part(limit.soon(dead_at)) {
                 Ok(true) => return Ok(true),
-                Ok(false) if Instant::now() >= dead_at => return Err(self.takes_nothing()),
+                Ok(false) if Instant::now() >= dead_at => return Err(self.fail_as_stuck()),
                 Ok(false) if limit.is_over() => return Ok(false),
                 Ok(false) => {}
                 Err(error) => return Err(self.fail(self.after_write(error))),
@@ -493,7 +493,7 @@ impl Link {
             || self.owed.len() >= most
             || self.unacknowledged.iter().any(|it| it.awaited)
         {
-            self.is_left = true;
+            self.reader_left = true;
             if !self.write_limited(limit)? {
                 return Ok(());
             }
@@ -506,12 +506,12 @@ impl Link {
                 }
             };
             let counts = owed.awaited;
-            match self.settled(owed, reply)? {
+            match self.deliver(owed, reply)? {
                 None => awaited -= usize::from(counts),
                 Some(eval) => self.connection.append(&eval),
             }
         }
-        self.is_left = false;
+        self.reader_left = false;
         Ok(())
     }
 
@@ -544,21 +544,21 @@ impl Link {
 
     /// Returns the receivers whose threads sleep for replies that no thread reads, in the order of
     /// the replies.
-    pub(super) fn left(&self) -> impl Iterator<Item = &Arc<dyn ReplyReceiver>> {
+    pub(super) fn abandoned(&self) -> impl Iterator<Item = &Arc<dyn ReplyReceiver>> {
         let unacknowledged = self.unacknowledged.iter().filter(|it| it.awaited);
         let owed = self.owed.iter().filter(|it| it.awaited);
         let all =
             unacknowledged.map(|it| &it.receiver).chain(owed.filter_map(|it| it.receiver.as_ref()));
-        all.filter(|_| self.is_left)
+        all.filter(|_| self.reader_left)
     }
 
     /// Appends a WAIT to `bytes`. The WAIT asks whether the replicas have all earlier changes.
     fn owe_wait(&mut self, acks: ReplicaAcks, bytes: &mut Vec<u8>) {
         let command = Command::wait(acks).acknowledged(Some(acks));
-        let begins_at = self.begins_behind(bytes);
+        let begins_at = self.position_after(bytes);
         bytes.extend_from_slice(command.bytes());
         // The server begins this WAIT when the previous one is over.
-        self.waits_until = deadline_in(self.waits().saturating_add(acks.within));
+        self.waits_until = deadline_in(self.wait_left().saturating_add(acks.within));
         self.waits += 1;
         self.owe_one(command, None, false, begins_at, None);
     }
@@ -577,15 +577,15 @@ impl Link {
         // command for its name.
         let (bytes, asked) = self.rights.encoded(&command, self.channels);
         let text = match command.script_id() {
-            Some(script) if asked.is_none() && !self.known.contains(&script) => {
-                self.known.push(script);
+            Some(script) if asked.is_none() && !self.known_scripts.contains(&script) => {
+                self.known_scripts.push(script);
                 command.to_eval(self.channels)
             }
             _ => None,
         };
         let bytes = text.map_or(bytes, Cow::Owned);
         self.wrote_at = Instant::now();
-        self.begins_to_owe(self.wrote_at);
+        self.note_silence(self.wrote_at);
         let begins_at = self.connection.given();
         let written = self.connection.write_now(&bytes, self.wrote_at);
         drop(bytes);
@@ -606,14 +606,14 @@ impl Link {
         while awaited > 0 || self.unacknowledged.iter().any(|it| it.awaited) {
             let Some(owed) = self.owed.pop_front() else { break };
             let counts = owed.awaited;
-            if self.settle(owed, until)? {
+            if self.read_reply_to(owed, until)? {
                 awaited -= usize::from(counts);
             } else {
                 // A command was sent again, so its reply may take the whole time again.
                 until = self.deadline_in(patience);
             }
         }
-        self.is_left = false;
+        self.reader_left = false;
         Ok(())
     }
 
@@ -622,26 +622,26 @@ impl Link {
     pub(crate) fn read_all(&mut self, patience: Duration) -> Result<(), Failure> {
         let last = self.deadline_in(patience.saturating_mul(10));
         while let Some(owed) = self.owed.pop_front() {
-            self.settle(owed, self.deadline_in(patience).min(last))?;
+            self.read_reply_to(owed, self.deadline_in(patience).min(last))?;
         }
         Ok(())
     }
 
     /// Reads the replies that are owed now. If a command is sent again as `EVAL`, its new reply
     /// comes after the replies to all later commands, and this function does not read it.
-    fn settle_all(&mut self, until: Instant) -> Result<(), Failure> {
+    fn read_owed_now(&mut self, until: Instant) -> Result<(), Failure> {
         for _ in 0..self.owed.len() {
             let Some(owed) = self.owed.pop_front() else { break };
-            self.settle(owed, until)?;
+            self.read_reply_to(owed, until)?;
         }
-        self.is_left = false;
+        self.reader_left = false;
         Ok(())
     }
 
     /// Reads the reply to `owed` and gives it to the receiver. Returns `false` if the server did
     /// not know the script: then the command has been sent again as EVAL, and its reply comes after
     /// all other owed replies.
-    fn settle(&mut self, owed: Owed, until: Instant) -> Result<bool, Failure> {
+    fn read_reply_to(&mut self, owed: Owed, until: Instant) -> Result<bool, Failure> {
         let reply = match self.receive(until, owed.trusted_at) {
             Ok(reply) => reply,
             Err(failure) => {
@@ -649,7 +649,7 @@ impl Link {
                 return Err(self.fail(failure));
             }
         };
-        match self.settled(owed, reply)? {
+        match self.deliver(owed, reply)? {
             None => Ok(true),
             Some(eval) => self.write(&eval).map(|()| false),
         }
@@ -658,11 +658,11 @@ impl Link {
     /// Gives the reply to `owed` to the receiver. If the server did not know the script, returns
     /// the bytes that the caller must write to send the command again. The reply then comes after
     /// all other owed replies.
-    fn settled(&mut self, owed: Owed, reply: Value) -> Result<Option<Vec<u8>>, Failure> {
+    fn deliver(&mut self, owed: Owed, reply: Value) -> Result<Option<Vec<u8>>, Failure> {
         let reply = self.rights.answered(&owed.command, owed.asked, reply);
         if !owed.command.may_be_answered(&reply) {
             self.owed.push_front(owed);
-            return Err(self.shifted());
+            return Err(self.misaligned());
         }
         let Some(receiver) = owed.receiver else {
             self.acknowledged(&reply, &owed.command);
@@ -674,7 +674,7 @@ impl Link {
             && let Some(mut eval) = owed.command.to_eval(self.channels)
         {
             // The server has lost this script, so it may lack the other scripts, too.
-            self.known.clear();
+            self.known_scripts.clear();
             let acks = owed.command.acks();
             let (trusted_at, begins_at) = (self.trusted_at, self.connection.given());
             let receiver = Some(receiver);
@@ -688,7 +688,7 @@ impl Link {
         }
         match reply {
             // The command has granted nothing, so its caller need not wait for replicas.
-            Value::ServerError(_) | Value::Nil => receiver.receive(self.said(reply)),
+            Value::ServerError(_) | Value::Nil => receiver.receive(self.outcome_of(reply)),
             // The reply to the command's WAIT comes later and decides about this reply.
             reply if owed.command.acks().is_some() => {
                 let awaited = owed.awaited;
@@ -699,7 +699,7 @@ impl Link {
         Ok(None)
     }
 
-    fn said(&self, reply: Value) -> Outcome {
+    fn outcome_of(&self, reply: Value) -> Outcome {
         match reply {
             Value::ServerError(error) => Err(Failure::Refused(self.cause(error))),
             reply => Ok(reply),
@@ -761,13 +761,13 @@ impl Link {
 
     /// Notes what a reply shows about the server. For `trusted_at` see [`Owed`].
     fn received(&mut self, reply: Value, trusted_at: u64) -> Value {
-        self.heard_at = self.heard_at.max(trusted_at);
+        self.alive_at = self.alive_at.max(trusted_at);
         self.owes_since = self.owes_since.max(self.wrote_at);
-        self.is_wrong |= is_wrong_server_reply(&reply);
+        self.is_wrong_server |= is_wrong_server_reply(&reply);
         // The reply of a wrong server is not reported. Otherwise each such reply would cause
         // cleanups, which would reach the wrong server again and open the next link, and so on.
-        if !self.is_wrong
-            && let Some(endpoint) = self.untold.take()
+        if !self.is_wrong_server
+            && let Some(endpoint) = self.unreported.take()
         {
             endpoint.answers();
         }

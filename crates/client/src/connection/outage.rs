@@ -22,11 +22,11 @@ struct Known {
 static OUTAGES: Mutex<BTreeMap<String, Known>> = Mutex::new(BTreeMap::new());
 
 /// How long an outage is remembered after its end: another client may notice it late.
-const KEPT: Duration = Duration::from_secs(60);
+const REMEMBER_FOR: Duration = Duration::from_secs(60);
 
 /// No thread holds the mutex for this long. If the mutex is locked for longer, this is a forked
 /// child, and a thread of the parent held the mutex at the fork.
-const KEPT_BY_THREAD: Duration = Duration::from_secs(1);
+const MAX_MUTEX_HOLD: Duration = Duration::from_secs(1);
 
 impl Outage {
     /// Notes that a request of a client, which began at `begun`, failed because of `what`. The
@@ -35,7 +35,7 @@ impl Outage {
     pub(super) fn notice(what: &str, begun: Instant) -> Option<(Self, bool)> {
         let now = Instant::now();
         let mut known = OUTAGES.lock();
-        known.retain(|_, it| it.ended.is_none_or(|ended| ended.elapsed() < KEPT));
+        known.retain(|_, it| it.ended.is_none_or(|ended| ended.elapsed() < REMEMBER_FOR));
         let new = || Known { clients: 0, began: now, ended: None };
         let it = known.entry(what.to_owned()).or_insert_with(new);
         if it.ended.is_some_and(|ended| begun < ended) {
@@ -60,7 +60,7 @@ impl Outage {
         let Some(key) = self.key.take() else { return true };
         // A forked child may drop its parent's outage. If another thread held the mutex at the
         // fork, no thread of the child will ever unlock it.
-        let Some(mut known) = OUTAGES.try_lock_for(KEPT_BY_THREAD) else { return true };
+        let Some(mut known) = OUTAGES.try_lock_for(MAX_MUTEX_HOLD) else { return true };
         let Some(it) = known.get_mut(&key) else { return true };
         it.clients -= 1;
         let is_last = it.clients == 0;

@@ -20,18 +20,18 @@ use crate::sync::Spin;
 /// The silence after which the system probes a connection. Firewalls forget connections that are
 /// silent for minutes.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
-const KEEP_ALIVE_AGAIN: Duration = Duration::from_secs(5);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// If the other side has not confirmed bytes for this time, the system breaks the connection.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
-const UNDELIVERED: Duration = Duration::from_secs(15);
+const UNCONFIRMED_TIMEOUT: Duration = Duration::from_secs(15);
 /// How much the socket's own timeout may exceed the deadline. This slack saves a system call for
 /// each exchange.
-const LATE: Duration = Duration::from_millis(10);
+const TIMEOUT_SLACK: Duration = Duration::from_millis(10);
 /// The maximum number of reads after the deadline, for bytes that arrived before the deadline. A
 /// TLS record needs two reads.
-const LOOKS: u32 = 16;
+const MAX_LATE_READS: u32 = 16;
 /// The shortest timeout of a write that may write only some of its bytes.
-const LEAST: Duration = Duration::from_millis(1);
+const MIN_TIMEOUT: Duration = Duration::from_millis(1);
 const BACKLOG_IS_FULL: Duration = Duration::from_millis(1);
 
 pub(super) struct Socket {
@@ -42,9 +42,9 @@ pub(super) struct Socket {
     /// The timeouts that the stream has now, for reads and for writes.
     armed: [Duration; 2],
     /// The number of reads after the deadline.
-    looks: u32,
+    late_reads: u32,
     /// Whether the reader or writer may leave at the deadline, so that another thread continues.
-    in_part: bool,
+    may_leave: bool,
     /// Whether a write must not sleep.
     now: bool,
     busy_poll: BusyPoll,
@@ -98,10 +98,11 @@ impl Socket {
         let options = SockRef::from(&stream);
         // If a socket is dropped, its undelivered bytes must not arrive later.
         options.set_linger(Some(Duration::ZERO))?;
-        let keep_alive = TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE_AGAIN);
+        let keep_alive =
+            TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE_INTERVAL);
         options.set_tcp_keepalive(&keep_alive)?;
         #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
-        options.set_tcp_user_timeout(Some(UNDELIVERED))?;
+        options.set_tcp_user_timeout(Some(UNCONFIRMED_TIMEOUT))?;
         Ok(Self::over(Box::new(stream), deadline))
     }
 
@@ -134,7 +135,16 @@ impl Socket {
         let open = Arc::new(OpenSocket { stream, closed: AtomicBool::new(false) });
         let armed = [Duration::MAX; 2];
         let busy_poll = BusyPoll::default();
-        Self { open, deadline, left: None, armed, looks: 0, in_part: false, now: false, busy_poll }
+        Self {
+            open,
+            deadline,
+            left: None,
+            armed,
+            late_reads: 0,
+            may_leave: false,
+            now: false,
+            busy_poll,
+        }
     }
 
     /// Sets how long a thread may poll after [`poll_first`](Self::poll_first).
@@ -166,8 +176,8 @@ impl Socket {
     pub(super) fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
         self.left = None;
-        self.looks = 0;
-        self.in_part = false;
+        self.late_reads = 0;
+        self.may_leave = false;
         self.now = false;
         self.busy_poll.is_due = false;
     }
@@ -178,7 +188,7 @@ impl Socket {
     /// socket's own timeout may be late by several ticks.
     pub(super) fn set_deadline_in_part(&mut self, deadline: Instant) {
         self.set_deadline(deadline);
-        self.in_part = true;
+        self.may_leave = true;
     }
 
     /// Like [`set_deadline_in_part`](Self::set_deadline_in_part), for a thread that must not sleep:
@@ -218,14 +228,14 @@ impl Socket {
         self.open.closed.load(Ordering::Acquire)
     }
 
-    /// Makes the next read or write end at the deadline, or at most [`LATE`] after it. `anew`:
-    /// whether the last read or write ended before the deadline.
+    /// Makes the next read or write end at the deadline, or at most [`TIMEOUT_SLACK`] after it.
+    /// `anew`: whether the last read or write ended before the deadline.
     fn arm(&mut self, way: IoDirection, anew: bool) -> io::Result<()> {
         let left = match self.left.take().map_or_else(|| time_left(self.deadline), Ok) {
             // If the process was stopped in its read until after the deadline, it can still read a
             // reply that has arrived.
-            Err(_) if matches!(way, IoDirection::Read) && self.looks < LOOKS => {
-                self.looks += 1;
+            Err(_) if matches!(way, IoDirection::Read) && self.late_reads < MAX_LATE_READS => {
+                self.late_reads += 1;
                 Duration::from_micros(1)
             }
             left => left?,
@@ -235,7 +245,7 @@ impl Socket {
 
     fn set_timeout(&mut self, way: IoDirection, left: Duration, anew: bool) -> io::Result<()> {
         let armed = &mut self.armed[way as usize];
-        if anew || *armed > left.saturating_add(LATE) {
+        if anew || *armed > left.saturating_add(TIMEOUT_SLACK) {
             self.open.stream.set_timeout(way, left)?;
             *armed = left;
         }
@@ -250,24 +260,24 @@ impl Socket {
     ) -> io::Result<usize> {
         let mut anew = false;
         loop {
-            match (self.in_part, way) {
+            match (self.may_leave, way) {
                 (false, _) => self.arm(way, anew)?,
                 (true, IoDirection::Read) => self.await_turn(way)?,
                 // The socket accepts some bytes, but perhaps not all.
                 (true, IoDirection::Write) => {
                     self.await_turn(way)?;
                     let left = self.deadline.saturating_duration_since(Instant::now());
-                    self.set_timeout(way, left.max(LEAST), anew)?;
+                    self.set_timeout(way, left.max(MIN_TIMEOUT), anew)?;
                 }
             }
             match attempt(&*self.open.stream) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if self.in_part {
+                    if self.may_leave {
                         return Err(error);
                     }
                     // No bytes have arrived, and the deadline has passed.
-                    if self.looks > 0 {
+                    if self.late_reads > 0 {
                         return Err(late());
                     }
                     // The socket's own timeout was still set for an earlier deadline.

@@ -10,8 +10,8 @@ use super::PubSub;
 use super::entry::ChannelKind;
 use crate::connection::{Channels, Command, Failure, Node, Outcome};
 
-/// The maximum number of channels in one question.
-const MOST_COMPARED: usize = 100;
+/// The maximum number of channels in one query.
+const MAX_COMPARED: usize = 100;
 
 impl PubSub {
     /// Returns commands that ask a server of a cluster how many clients listen to the other kind of
@@ -26,21 +26,20 @@ impl PubSub {
             .entries
             .values()
             .filter(|entry| entry.home() == node.number() && entry.kind() == ChannelKind::Shared);
-        let shared: Vec<_> =
-            shared.map(|it| Arc::clone(it.channel())).take(MOST_COMPARED).collect();
+        let shared: Vec<_> = shared.map(|it| Arc::clone(it.channel())).take(MAX_COMPARED).collect();
         drop(state);
         let ours: Arc<str> = (self.names.common)(self.channels != Channels::Sharded).into();
-        let question = |question: &[u8], channels: &[Arc<str>]| {
+        let query = |query: &[u8], channels: &[Arc<str>]| {
             let channels = channels.iter().map(|channel| channel.as_bytes());
-            Command::plain(&[b"PUBSUB", question].into_iter().chain(channels).collect::<Vec<_>>())
+            Command::plain(&[b"PUBSUB", query].into_iter().chain(channels).collect::<Vec<_>>())
         };
         match self.channels {
             Channels::Sharded => {
                 let channels: Vec<_> = std::iter::once(ours).chain(shared).collect();
-                vec![question(b"NUMSUB", &channels)]
+                vec![query(b"NUMSUB", &channels)]
             }
-            _ if shared.is_empty() => vec![question(b"NUMSUB", &[ours])],
-            _ => vec![question(b"NUMSUB", &[ours]), question(b"SHARDNUMSUB", &shared)],
+            _ if shared.is_empty() => vec![query(b"NUMSUB", &[ours])],
+            _ => vec![query(b"NUMSUB", &[ours]), query(b"SHARDNUMSUB", &shared)],
         }
     }
 

@@ -149,14 +149,14 @@ impl ChannelEntry {
     }
 
     /// Stores a message that arrived on the channel.
-    pub(crate) fn heard(&self, message: Vec<u8>) {
+    pub(crate) fn record_message(&self, message: Vec<u8>) {
         let mut state = self.state.lock();
         state.version += 1;
         state.message = message;
         Self::wake_all(state);
     }
 
-    pub(crate) fn answered(&self, confirmation: Confirmation) {
+    pub(crate) fn record_confirmation(&self, confirmation: Confirmation) {
         let mut state = self.state.lock();
         state.confirmation = confirmation;
         // Messages may have been missed until now. Waiters are woken only when their channel is
@@ -177,12 +177,12 @@ impl ChannelEntry {
     }
 
     /// Notes that the subscriber has requested the channel again.
-    pub(crate) fn ask_again(&self) {
+    pub(crate) fn mark_requested(&self) {
         self.state.lock().confirmation = Confirmation::Pending;
     }
 
     /// Wakes all waiters, although nothing has happened on the channel.
-    pub(crate) fn nudge(&self) {
+    pub(crate) fn wake_waiters(&self) {
         Self::wake_all(self.state.lock());
     }
 
@@ -211,11 +211,11 @@ mod tests {
     #[test]
     fn a_message_from_before_the_connection_broke_is_forgotten() {
         let entry = ChannelEntry::new("latch".into(), ChannelKind::Shared, 0, 0);
-        entry.answered(Confirmation::Confirmed);
-        entry.heard(b"0".to_vec());
+        entry.record_confirmation(Confirmation::Confirmed);
+        entry.record_message(b"0".to_vec());
         entry.disconnected();
         assert_eq!(entry.message(), b"0");
-        entry.answered(Confirmation::Confirmed);
+        entry.record_confirmation(Confirmation::Confirmed);
         assert_eq!((entry.message(), entry.version()), (Vec::new(), 3));
     }
 }

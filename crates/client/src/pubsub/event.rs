@@ -15,7 +15,7 @@ pub(super) enum PubSubEvent {
     Refused(RedisError),
     /// The answer to a PING.
     Pong,
-    /// The reply to a question about a hold.
+    /// The reply to a query about a hold.
     Reply(Value),
     /// A push or reply for which no thread waits.
     Other,

@@ -49,8 +49,8 @@ impl PubSub {
                 retry = (retry * 2).min(LAST_RETRY);
                 if let Some(cluster) = self.servers.cluster() {
                     // Another server may have this server's slots now.
-                    cluster.look();
-                    self.hand_on(subscriber, &mut tracking);
+                    cluster.refresh();
+                    self.pass_moved_keys(subscriber, &mut tracking);
                 }
             }
         }

@@ -35,8 +35,8 @@ use entry::ChannelKind;
 pub use entry::Confirmation;
 pub use subscriber::Subscriber;
 pub use subscription::{Subscription, Waking};
-pub use tracking::{HoldQuestion, Tracked};
-use tracking::{MOST_KEYS, Tracking};
+pub use tracking::{HoldQuery, Tracked};
+use tracking::{MAX_KEYS, Tracking};
 
 use crate::connection::{Channels, Command, Node, Servers, slot_of};
 use crate::sync::{Condvar, Mutex};
@@ -44,7 +44,7 @@ use crate::sync::{Condvar, Mutex};
 /// How often the control message is published while there are subscriptions.
 pub const HEARTBEAT: Duration = Duration::from_secs(3);
 /// The longest time that a message takes to arrive over a connection that works.
-const TELLS_WITHIN: Duration = Duration::from_millis(300);
+const DELIVERY_TIME: Duration = Duration::from_millis(300);
 
 /// The channels that this process listens to.
 pub struct PubSub {
@@ -95,10 +95,11 @@ pub trait Host: Send + Sync {
 
     /// Wakes the subscriber thread of a server from its read, by a
     /// [`control_message`](PubSub::control_message).
-    fn tell(&self, node: &Arc<Node>);
+    fn wake_subscriber(&self, node: &Arc<Node>);
 
-    /// Like [`tell`](Self::tell), but later, on another thread: this call does no I/O.
-    fn tell_soon(&self, node: Arc<Node>);
+    /// Like [`wake_subscriber`](Self::wake_subscriber), but later, on another thread: this call
+    /// does no I/O.
+    fn wake_subscriber_later(&self, node: Arc<Node>);
 
     /// Handles a message on the client's own channel that is not a control message. Called on a
     /// subscriber thread with no mutex held.
@@ -106,7 +107,7 @@ pub trait Host: Send + Sync {
 
     /// Handles each confirmation of a subscription to the client's own channel. Earlier messages
     /// may have been missed. Called on a subscriber thread with no mutex held.
-    fn hears_anew(&self) {}
+    fn resubscribed(&self) {}
 }
 
 impl fmt::Debug for PubSub {
@@ -173,7 +174,7 @@ impl PubSub {
                 work: Condvar::new(),
                 tracks: AtomicBool::new(self.may_track),
                 closer: Mutex::new(None),
-                heard: AtomicU64::new(0),
+                received: AtomicU64::new(0),
                 suspected: Mutex::new(None),
             });
             SubscriberQueue {
@@ -190,12 +191,12 @@ impl PubSub {
 
     /// Listens to a channel. Messages arrive after the subscription is confirmed.
     pub fn listen(&self, channel: &Arc<str>) -> Subscription {
-        self.listen_to(channel, ChannelKind::Shared, |node| self.host.tell(&node))
+        self.listen_to(channel, ChannelKind::Shared, |node| self.host.wake_subscriber(&node))
     }
 
     /// Like [`listen`](Self::listen), for a channel to which no other thread listens.
     pub fn listen_once(&self, channel: &Arc<str>) -> Subscription {
-        self.listen_to(channel, ChannelKind::Single, |node| self.host.tell(&node))
+        self.listen_to(channel, ChannelKind::Single, |node| self.host.wake_subscriber(&node))
     }
 
     /// `tell` wakes the subscriber thread of a server from its read.
@@ -224,7 +225,7 @@ impl PubSub {
         // If the server refused the channel, request it again: the user may have the right now.
         let again = entry.is_refused();
         if again {
-            entry.ask_again();
+            entry.mark_requested();
         }
         let mut reading = None;
         if new || again {
@@ -279,19 +280,19 @@ impl PubSub {
         drop(state);
         tell.sort_by_key(|node| node.number());
         tell.dedup_by_key(|node| node.number());
-        tell.iter().for_each(|node| self.host.tell(node));
+        tell.iter().for_each(|node| self.host.wake_subscriber(node));
     }
 
     /// Listens to the client's own channel, on which scripts send messages to this key's waiters.
     /// The channel's version changes when messages may have been missed.
     pub fn listen_to_own(&self, key: &str) -> Subscription {
-        self.listen_to_own_by(key, |node| self.host.tell(&node))
+        self.listen_to_own_by(key, |node| self.host.wake_subscriber(&node))
     }
 
     /// Like [`listen_to_own`](Self::listen_to_own), but another thread wakes the subscriber soon:
     /// this call does no I/O.
     pub fn listen_to_own_soon(&self, key: &str) -> Subscription {
-        self.listen_to_own_by(key, |node| self.host.tell_soon(node))
+        self.listen_to_own_by(key, |node| self.host.wake_subscriber_later(node))
     }
 
     fn listen_to_own_by(&self, key: &str, tell: impl FnOnce(Arc<Node>)) -> Subscription {
@@ -302,7 +303,7 @@ impl PubSub {
             // A subscriber with a connection has already requested this channel. After a refusal
             // the subscriber has no connection, and requests the channel again when it connects.
             if own.is_refused() {
-                own.ask_again();
+                own.mark_requested();
             }
             work.notify_one();
             drop(state);
@@ -328,7 +329,7 @@ impl PubSub {
     }
 
     /// Whether the server has confirmed the subscription to the client's own channel.
-    pub fn hears_own(&self, key: &str) -> bool {
+    pub fn is_own_confirmed(&self, key: &str) -> bool {
         if self.channels == Channels::Server {
             return self.sole().own.is_confirmed();
         }
@@ -353,7 +354,7 @@ impl PubSub {
         let mut state = self.state.lock();
         let home = self.servers.home(key.as_bytes());
         let queue = self.queue(&mut state, &home);
-        if !queue.subscriber.tracks() || queue.to_track.len() >= MOST_KEYS {
+        if !queue.subscriber.tracks() || queue.to_track.len() >= MAX_KEYS {
             return;
         }
         // The thread that put the first hold into the queue has already woken the subscriber.
@@ -362,12 +363,12 @@ impl PubSub {
         queue.subscriber.work.notify_one();
         drop(state);
         if tell {
-            self.host.tell_soon(home);
+            self.host.wake_subscriber_later(home);
         }
     }
 
     /// Gives each tracked key that has a new home to the new home's subscriber.
-    fn hand_on(&self, subscriber: &Subscriber, tracking: &mut Tracking) {
+    fn pass_moved_keys(&self, subscriber: &Subscriber, tracking: &mut Tracking) {
         let here = subscriber.node.number();
         let is_elsewhere = |key: &str| self.servers.home(key.as_bytes()).number() != here;
         // Clear the flag before the search, so that a later move makes the thread search again.
@@ -392,11 +393,11 @@ impl PubSub {
             Channels::Server => Arc::clone(self.sole()),
             _ => self.subscriber(&self.servers.home(key.as_bytes())),
         };
-        let heard = subscriber.heard.load(Ordering::Relaxed);
+        let heard = subscriber.received.load(Ordering::Relaxed);
         let now = Instant::now();
         let mut suspected = subscriber.suspected.lock();
         let dead = suspected.is_some_and(|(before, since)| {
-            before == heard && now.saturating_duration_since(since) >= TELLS_WITHIN
+            before == heard && now.saturating_duration_since(since) >= DELIVERY_TIME
         });
         if suspected.is_none_or(|(before, _)| before != heard) {
             *suspected = Some((heard, now));
@@ -412,7 +413,7 @@ impl PubSub {
     /// subscriber's connection may still lead to the old run or server, which may still be alive.
     /// So this function closes the subscriber's connection, and the subscriber opens a new
     /// connection.
-    pub fn met_new_run(&self, server: usize) {
+    pub fn close_after_new_run(&self, server: usize) {
         let state = self.state.lock();
         let subscriber = state.queues.get(&server).map(|queue| Arc::clone(&queue.subscriber));
         drop(state);
@@ -425,7 +426,7 @@ impl PubSub {
     }
 
     /// Makes the subscriber of this server open a new connection, with the new user or password.
-    pub fn open_anew(&self, server: usize) {
+    pub fn reconnect(&self, server: usize) {
         let state = self.state.lock();
         let subscriber = state.queues.get(&server).map(|queue| Arc::clone(&queue.subscriber));
         drop(state);
@@ -447,7 +448,7 @@ impl PubSub {
     }
 
     /// Sets whether the client lacks the right to publish. Returns the old value.
-    pub fn is_muted(&self, now: bool) -> bool {
+    pub fn set_muted(&self, now: bool) -> bool {
         self.muted.swap(now, Ordering::Relaxed)
     }
 
@@ -489,10 +490,10 @@ impl PubSub {
             let state = self.state.lock();
             subscriber.work.notify_one();
             drop(state);
-            subscriber.own.nudge();
+            subscriber.own.wake_waiters();
         }
         for entry in entries {
-            entry.nudge();
+            entry.wake_waiters();
         }
     }
 }
@@ -508,8 +509,8 @@ mod tests {
         fn start(&self, _: Arc<Subscriber>) -> bool {
             true
         }
-        fn tell(&self, _: &Arc<Node>) {}
-        fn tell_soon(&self, _: Arc<Node>) {}
+        fn wake_subscriber(&self, _: &Arc<Node>) {}
+        fn wake_subscriber_later(&self, _: Arc<Node>) {}
         fn message(&self, _: &[u8]) {}
     }
 
@@ -526,9 +527,9 @@ mod tests {
         };
         let pubsub = PubSub::new(servers, names, true, Nobody);
         let listened = ["confirmed", "refused", "pending"].map(|name| pubsub.listen(&name.into()));
-        listened[0].entry.answered(Confirmation::Confirmed);
+        listened[0].entry.record_confirmation(Confirmation::Confirmed);
         let refusal = Cause::said(Arc::new(error_reply("ERR no")), "here:1".into());
-        listened[1].entry.answered(Confirmation::Refused(refusal));
+        listened[1].entry.record_confirmation(Confirmation::Refused(refusal));
         let sweep = |grace| pubsub.state.lock().sweep(0, grace).len();
         let left = || pubsub.state.lock().entries.len();
         assert_eq!((sweep(Duration::ZERO), left()), (0, 3), "somebody listens");
@@ -542,7 +543,7 @@ mod tests {
         assert_eq!((sweep(Duration::ZERO), left()), (1, 1), "a pending one waits for its answer");
 
         let single = pubsub.listen_once(&"single".into());
-        single.entry.answered(Confirmation::Confirmed);
+        single.entry.record_confirmation(Confirmation::Confirmed);
         assert_eq!((sweep(MINUTE), left()), (0, 2), "somebody listens");
         drop(single);
         assert_eq!((sweep(MINUTE), left()), (1, 1), "nobody will again");

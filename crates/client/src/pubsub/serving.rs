@@ -16,9 +16,9 @@ use crate::connection::{Channels, Command, Connection, is_redirect, slot_of};
 
 /// How long a subscription is kept after the last listener leaves. Without this delay, a busy lock
 /// would subscribe and unsubscribe for every wait.
-const GRACE: Duration = Duration::from_secs(10);
+const KEEP_IDLE_FOR: Duration = Duration::from_secs(10);
 /// The silence after which the connection counts as dead.
-const SILENCE: Duration = Duration::from_secs(10);
+const MAX_SILENCE: Duration = Duration::from_secs(10);
 
 pub(super) struct Serving<'a> {
     pubsub: &'a PubSub,
@@ -35,7 +35,7 @@ enum Unanswered {
     Subscribe(Arc<ChannelEntry>),
     Unsubscribe(Arc<ChannelEntry>),
     /// The PING after an unsubscription.
-    Barrier(Arc<ChannelEntry>),
+    Ping(Arc<ChannelEntry>),
     Step(TrackingStep),
 }
 
@@ -55,7 +55,7 @@ impl<'a> Serving<'a> {
         let endpoint = &subscriber.node.endpoint;
         let before = endpoint.incarnation();
         let mut connection = endpoint.open()?;
-        connection.set_read_timeout(SILENCE);
+        connection.set_read_timeout(MAX_SILENCE);
         *subscriber.closer.lock() = Some(connection.closer());
         if pubsub.is_shut_down() {
             return Ok(None);
@@ -76,7 +76,7 @@ impl<'a> Serving<'a> {
         self.ask_for_all()?;
         loop {
             let event = PubSubEvent::of(self.connection.recv_response()?);
-            self.subscriber.heard.fetch_add(1, Ordering::Relaxed);
+            self.subscriber.received.fetch_add(1, Ordering::Relaxed);
             if self.pubsub.is_shut_down() {
                 return Ok(());
             }
@@ -87,8 +87,8 @@ impl<'a> Serving<'a> {
                 }
                 PubSubEvent::Unsubscribed(channel) => self.unsubscribed(&channel)?,
                 PubSubEvent::Message(channel, message) => {
-                    let looked = self.message(&channel, message)?;
-                    if looked && self.pubsub.is_over(self.subscriber, self.tracking) {
+                    let was_control = self.message(&channel, message)?;
+                    if was_control && self.pubsub.is_over(self.subscriber, self.tracking) {
                         return Ok(());
                     }
                 }
@@ -97,7 +97,7 @@ impl<'a> Serving<'a> {
                     self.take(steps)?;
                 }
                 PubSubEvent::Pong => {
-                    self.next_if(|next| matches!(next, Unanswered::Barrier(_)));
+                    self.next_if(|next| matches!(next, Unanswered::Ping(_)));
                 }
                 PubSubEvent::Reply(reply) => self.replied(&reply)?,
                 PubSubEvent::Refused(error) => self.refused(error)?,
@@ -118,13 +118,13 @@ impl<'a> Serving<'a> {
             queue.reading = true;
             // Request refused channels, too: the server may allow them now.
             let entries = state.of_server(self.subscriber);
-            entries.iter().for_each(|entry| entry.ask_again());
+            entries.iter().for_each(|entry| entry.mark_requested());
             entries
         };
         if self.pubsub.may_track {
             let steps = self.tracking.begin();
             if steps.0.is_empty() {
-                self.subscriber.does_not_track();
+                self.subscriber.record_no_tracking();
             }
             self.take(steps)?;
         }
@@ -135,11 +135,11 @@ impl<'a> Serving<'a> {
         self.asked.pop_front();
         if let Some(entry) = self.entry(channel) {
             if Arc::ptr_eq(&entry, &self.subscriber.own) {
-                self.look()?;
+                self.read_queue()?;
             }
-            entry.answered(Confirmation::Confirmed);
+            entry.record_confirmation(Confirmation::Confirmed);
             if entry.kind() == ChannelKind::Own {
-                self.pubsub.host.hears_anew();
+                self.pubsub.host.resubscribed();
             }
         }
         Ok(())
@@ -152,7 +152,7 @@ impl<'a> Serving<'a> {
             }
             // The server had ended the subscription itself and had sent a message about this. This
             // is the second message: the reply to the request.
-            Some(Unanswered::Barrier(left)) if left.channel().as_bytes() == channel => {}
+            Some(Unanswered::Ping(left)) if left.channel().as_bytes() == channel => {}
             // The slot has left this server. The reply to the next request for the channel names
             // the server that has the slot.
             _ => {
@@ -170,14 +170,14 @@ impl<'a> Serving<'a> {
     fn message(&mut self, channel: &[u8], message: Vec<u8>) -> Result<bool, RedisError> {
         let Some(entry) = self.entry(channel) else { return Ok(false) };
         if entry.kind() != ChannelKind::Own {
-            entry.heard(message);
+            entry.record_message(message);
             return Ok(false);
         }
         if message != CONTROL.as_bytes() {
             self.pubsub.host.message(&message);
             return Ok(false);
         }
-        self.look()?;
+        self.read_queue()?;
         Ok(true)
     }
 
@@ -186,7 +186,7 @@ impl<'a> Serving<'a> {
     fn replied(&mut self, reply: &Value) -> Result<(), RedisError> {
         let next = self.next_if(|next| matches!(next, Unanswered::Step(_)));
         let Some(Unanswered::Step(step)) = next else { return Ok(()) };
-        let steps = self.subscriber.step_done(self.tracking, step, Ok(reply));
+        let steps = self.subscriber.handle_step(self.tracking, step, Ok(reply));
         self.take(steps)
     }
 
@@ -200,8 +200,8 @@ impl<'a> Serving<'a> {
             }
             Some(Unanswered::Subscribe(entry)) => {
                 let cluster = self.pubsub.servers.cluster();
-                if cluster.is_none_or(|cluster| !cluster.sends_elsewhere(&error)) {
-                    entry.answered(self.subscriber.refused(&error));
+                if cluster.is_none_or(|cluster| !cluster.follow_redirect(&error)) {
+                    entry.record_confirmation(self.subscriber.refused(&error));
                     return Ok(());
                 }
                 // If the channel has no other home now, this thread connects again and subscribes
@@ -215,18 +215,18 @@ impl<'a> Serving<'a> {
             Some(Unanswered::Unsubscribe(_)) => {}
             // The server had already ended the subscription, so it refuses the request. The reply
             // to the PING comes later.
-            Some(left @ Unanswered::Barrier(_)) if is_redirect(&error) => {
+            Some(left @ Unanswered::Ping(_)) if is_redirect(&error) => {
                 self.asked.push_front(left);
             }
             // This refusal is the reply to the PING: the user has no right to send a PING.
-            Some(Unanswered::Barrier(_)) => {}
+            Some(Unanswered::Ping(_)) => {}
             Some(Unanswered::Step(step)) => {
                 let cluster = self.pubsub.servers.cluster().filter(|_| self.tracking.asks(&step));
-                let moved = cluster.is_some_and(|cluster| cluster.sends_elsewhere(&error));
-                let steps = self.subscriber.step_done(self.tracking, step, Err(&error));
+                let moved = cluster.is_some_and(|cluster| cluster.follow_redirect(&error));
+                let steps = self.subscriber.handle_step(self.tracking, step, Err(&error));
                 self.take(steps)?;
                 if moved {
-                    self.pubsub.hand_on(self.subscriber, self.tracking);
+                    self.pubsub.pass_moved_keys(self.subscriber, self.tracking);
                 }
             }
             None => return Err(error),
@@ -237,17 +237,17 @@ impl<'a> Serving<'a> {
     fn refuse_all(&self, error: &RedisError) {
         if self.pubsub.may_track {
             // Without the client's own channel, new holds to track could not wake the thread.
-            self.subscriber.does_not_track();
+            self.subscriber.record_no_tracking();
         }
         let entries = self.pubsub.state.lock().of_server(self.subscriber);
         for entry in entries {
-            entry.answered(self.subscriber.refused(error));
+            entry.record_confirmation(self.subscriber.refused(error));
         }
     }
 
     /// Subscribes to new channels, and asks the server to track keys. Unsubscribes from channels
     /// that had no listener for a while or have moved to another server.
-    fn look(&mut self) -> Result<(), RedisError> {
+    fn read_queue(&mut self) -> Result<(), RedisError> {
         let server = self.subscriber.node.number();
         let (wanted, unwanted, to_track, moved) = {
             let mut state = self.pubsub.state.lock();
@@ -257,15 +257,15 @@ impl<'a> Serving<'a> {
             let mut unwanted = std::mem::take(&mut queue.left);
             // A moved channel may have come back in the meantime.
             unwanted.retain(|entry| entry.home() != server);
-            unwanted.extend(state.sweep(server, GRACE));
+            unwanted.extend(state.sweep(server, KEEP_IDLE_FOR));
             (wanted, unwanted, to_track, moved)
         };
         self.ask_each(ChannelVerb::Unsubscribe, unwanted)?;
         self.ask_each(ChannelVerb::Subscribe, wanted)?;
         if moved {
-            self.pubsub.hand_on(self.subscriber, self.tracking);
+            self.pubsub.pass_moved_keys(self.subscriber, self.tracking);
         }
-        let steps = self.tracking.look(to_track);
+        let steps = self.tracking.track_new(to_track);
         self.take(steps)
     }
 
@@ -317,7 +317,7 @@ impl<'a> Serving<'a> {
                     self.asked.push_back(Unanswered::Unsubscribe(Arc::clone(&entry)));
                     if in_shards {
                         bytes.extend_from_slice(Command::plain(&[b"PING"]).bytes());
-                        self.asked.push_back(Unanswered::Barrier(entry));
+                        self.asked.push_back(Unanswered::Ping(entry));
                     }
                 }
             }

@@ -26,8 +26,8 @@ pub struct Subscriber {
     /// Closes the thread's connection, which ends the thread's read.
     pub(super) closer: Mutex<Option<Closer>>,
     /// The number of messages and replies that the server has sent.
-    pub(super) heard: AtomicU64,
-    /// The value of `heard` when a thread last missed a message, and the time at which this
+    pub(super) received: AtomicU64,
+    /// The value of `received` when a thread last missed a message, and the time at which this
     /// happened.
     pub(super) suspected: Mutex<Option<(u64, Instant)>>,
 }
@@ -50,13 +50,13 @@ impl Subscriber {
         }
     }
 
-    pub(super) fn does_not_track(&self) {
+    pub(super) fn record_no_tracking(&self) {
         self.tracks.store(false, Ordering::Relaxed);
         self.node.endpoint.health().does_without(NO_TRACKING);
     }
 
     /// Handles the reply to a step towards tracking. Returns the next steps.
-    pub(super) fn step_done(
+    pub(super) fn handle_step(
         &self,
         tracking: &mut Tracking,
         step: TrackingStep,
@@ -67,7 +67,7 @@ impl Subscriber {
         };
         match told {
             TrackingNews::Tracks => self.tracks.store(true, Ordering::Relaxed),
-            TrackingNews::Refuses => self.does_not_track(),
+            TrackingNews::Refuses => self.record_no_tracking(),
         }
         steps
     }

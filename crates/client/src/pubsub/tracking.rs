@@ -3,28 +3,28 @@
 //! The subscriber's connection turns on `CLIENT TRACKING`: the server tracks the keys that this
 //! connection reads. (This needs RESP3, in which a connection with subscriptions may also send
 //! other commands.) For each hold that has lasted for a while, the subscriber asks the server
-//! whether the hold is still there. The question reads the key, so the server reports the key's
+//! whether the hold is still there. The query reads the key, so the server reports the key's
 //! next change: a change by a command, the end of the lease, or an eviction. The subscriber then
-//! asks the same question again, and the server tracks the key again. If the hold still exists, the
-//! change was a renewal, perhaps by this client. If the hold does not exist, or the question is
+//! asks the same query again, and the server tracks the key again. If the hold still exists, the
+//! change was a renewal, perhaps by this client. If the hold does not exist, or the query is
 //! refused, the client renews the hold at once. The reply to the renewal shows whether the hold is
 //! lost.
 //!
-//! The server's report and the reply to the question are only hints: a hold that is being released
+//! The server's report and the reply to the query are only hints: a hold that is being released
 //! no longer exists at the server either. Only the reply to a renewal proves a loss.
 //!
-//! A question follows every reported change, and pushed messages and replies arrive in the order of
+//! A query follows every reported change, and pushed messages and replies arrive in the order of
 //! the server's events. So as long as the connection is open, the subscriber misses no change. On a
 //! new connection, the subscriber first asks about all keys.
 //!
 //! In a cluster, the subscriber of the server with the key's slot asks. A server that has lost the
-//! slot redirects the next question. The key then becomes a new key of the new server's subscriber.
+//! slot redirects the next query. The key then becomes a new key of the new server's subscriber.
 //! If two servers report a key in the meantime, the client asks about the key twice.
 //!
 //! If a key changes all the time, as a semaphore's does, the subscriber asks about it at most
-//! [`MOST_ASKS`] times in a [`PERIOD`]. The subscriber asks about the key again when it next reads
-//! its queue, at the latest at the next heartbeat. The subscriber does the same if the server has
-//! no memory to track a key, or could not reply to the question.
+//! [`MAX_QUERIES`] times in a [`QUERY_PERIOD`]. The subscriber asks about the key again when it
+//! next reads its queue, at the latest at the next heartbeat. The subscriber does the same if the
+//! server has no memory to track a key, or could not reply to the query.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -37,15 +37,15 @@ use crate::sync::clock;
 
 /// One or more holds under a key.
 pub trait Tracked: Send + Sync {
-    /// Returns the question to the server, or `None` if no hold needs tracking.
-    fn question(self: Arc<Self>) -> Option<HoldQuestion>;
+    /// Returns the query to the server, or `None` if no hold needs tracking.
+    fn hold_query(self: Arc<Self>) -> Option<HoldQuery>;
 }
 
 /// A key, and a hold under it that has lasted for a while.
 pub(super) type ToTrack = (Arc<str>, Weak<dyn Tracked>);
 
-/// A question to the server that reads a key: does the hold still exist?
-pub struct HoldQuestion {
+/// A query to the server that reads a key: does the hold still exist?
+pub struct HoldQuery {
     /// The command that reads the key.
     pub command: Command,
     /// Gets the reply on the subscriber thread, so it must not block. The reply is `Nil` if the key
@@ -53,9 +53,9 @@ pub struct HoldQuestion {
     pub answered: Box<dyn FnOnce(&Value) + Send>,
 }
 
-impl fmt::Debug for HoldQuestion {
+impl fmt::Debug for HoldQuery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HoldQuestion({:?})", self.command)
+        write!(f, "HoldQuery({:?})", self.command)
     }
 }
 
@@ -64,15 +64,15 @@ pub(super) const NO_TRACKING: &str = "it does not notify the client of changed k
                                       CLIENT TRACKING or SUBSCRIBE is refused): the client finds a \
                                       loss at the next renewal, or with a fixed lease at unlock";
 
-/// The maximum number of questions about a key in a period, and the period's length.
-const MOST_ASKS: u32 = 10;
-const PERIOD: u64 = 1_000_000_000;
+/// The maximum number of queries about a key in a period, and the period's length.
+const MAX_QUERIES: u32 = 10;
+const QUERY_PERIOD: u64 = 1_000_000_000;
 /// The maximum number of tracked keys. The limit keeps the cost of each renewal small, for the
 /// client and the server.
-pub(super) const MOST_KEYS: usize = 10_000;
+pub(super) const MAX_KEYS: usize = 10_000;
 /// If this many connections in a row end before the reply to the first step, the next connection
 /// does not track. Such a server seems to close a connection that sends an unknown command.
-const HANG_UPS: u32 = 2;
+const MAX_HANG_UPS: u32 = 2;
 
 /// The tracked keys of a subscriber thread. No other thread uses them.
 #[derive(Default)]
@@ -96,7 +96,7 @@ enum TrackingState {
 #[derive(Default)]
 struct Key {
     held: Vec<Interest>,
-    /// The beginning of the key's period, and the number of questions in it.
+    /// The beginning of the key's period, and the number of queries in it.
     since: u64,
     asks: u32,
     /// Whether the key is in [`Tracking::late`].
@@ -129,7 +129,7 @@ pub(super) enum TrackingNews {
 impl Tracking {
     /// Begins tracking on a new connection. Returns the steps that the subscriber sends first.
     pub(super) fn begin(&mut self) -> TrackingSteps {
-        if self.hang_ups >= HANG_UPS {
+        if self.hang_ups >= MAX_HANG_UPS {
             self.hang_ups = 0;
             return TrackingSteps::default();
         }
@@ -150,7 +150,7 @@ impl Tracking {
     /// Forgets the holds that no longer need tracking. Returns whether any are left.
     pub(super) fn is_needed(&mut self) -> bool {
         self.keys.retain(|_, key| {
-            key.held.retain(|held| held.who.upgrade().and_then(Tracked::question).is_some());
+            key.held.retain(|held| held.who.upgrade().and_then(Tracked::hold_query).is_some());
             !key.held.is_empty()
         });
         !self.keys.is_empty()
@@ -166,22 +166,22 @@ impl Tracking {
         .collect()
     }
 
-    /// Whether this step is a question about a key that is still tracked here.
+    /// Whether this step is a query about a key that is still tracked here.
     pub(super) fn asks(&self, step: &TrackingStep) -> bool {
         matches!(step, TrackingStep::Ask { key, .. } if self.keys.contains_key(key))
     }
 
     /// Asks about new keys, and about the keys in `late`.
-    pub(super) fn look(&mut self, new: Vec<ToTrack>) -> TrackingSteps {
+    pub(super) fn track_new(&mut self, new: Vec<ToTrack>) -> TrackingSteps {
         let now = clock::now();
         let (mut fresh, mut known, mut steps) = (Vec::new(), Vec::new(), TrackingSteps::default());
         for (key, who) in new {
-            if self.keys.len() >= MOST_KEYS && !self.keys.contains_key(&key) {
+            if self.keys.len() >= MAX_KEYS && !self.keys.contains_key(&key) {
                 continue;
             }
             let held = &mut self.keys.entry(Arc::clone(&key)).or_default().held;
             match held.iter_mut().find(|held| held.who.ptr_eq(&who)) {
-                // One question covers all holds of the key.
+                // One query covers all holds of the key.
                 Some(held) => {
                     held.has_new = true;
                     known.push(key);
@@ -250,7 +250,7 @@ impl Tracking {
             // The server did not read the key (a script may block the server), so it does not track
             // the key.
             (TrackingStep::Ask { key, .. }, Err(error)) if reply_code(error) != "WRONGTYPE" => {
-                self.is_late(&key);
+                self.mark_late(&key);
                 None
             }
             (TrackingStep::Ask { answered, .. }, reply) => {
@@ -263,19 +263,19 @@ impl Tracking {
     /// Asks about a key that has changed, unless the limit is reached.
     fn ask_again(&mut self, key: &Arc<str>, now: u64, steps: &mut TrackingSteps) {
         let Some(entry) = self.keys.get_mut(key) else { return };
-        if now.saturating_sub(entry.since) >= PERIOD {
+        if now.saturating_sub(entry.since) >= QUERY_PERIOD {
             (entry.since, entry.asks) = (now, 0);
         }
-        if entry.asks < MOST_ASKS {
+        if entry.asks < MAX_QUERIES {
             entry.asks += 1;
             self.ask(key, steps, |_| true);
         } else {
-            self.is_late(key);
+            self.mark_late(key);
         }
     }
 
     /// Adds the key to `late`, until the subscriber next reads its queue.
-    fn is_late(&mut self, key: &Arc<str>) {
+    fn mark_late(&mut self, key: &Arc<str>) {
         if let Some(entry) = self.keys.get_mut(key)
             && !std::mem::replace(&mut entry.is_late, true)
         {
@@ -297,9 +297,9 @@ impl Tracking {
             if !wants(held) {
                 return true;
             }
-            let question = held.who.upgrade().and_then(Tracked::question);
-            let is_held = question.is_some();
-            if let Some(HoldQuestion { command, answered }) = question {
+            let query = held.who.upgrade().and_then(Tracked::hold_query);
+            let is_held = query.is_some();
+            if let Some(HoldQuery { command, answered }) = query {
                 held.has_new = false;
                 steps.0.push(command);
                 steps.1.push(TrackingStep::Ask { key: Arc::clone(key), answered });

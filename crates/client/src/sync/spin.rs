@@ -22,10 +22,10 @@ const LONGEST_SPIN: Duration = Duration::from_micros(30);
 /// without spinning, and the highest balance.
 const GAIN: i64 = 10;
 const REPAID: i64 = 1;
-const MOST_CREDIT: i64 = 100;
+const MAX_CREDIT: i64 = 100;
 /// The highest loss of one spin. (If a thread was stopped during a spin, the spin seems much
 /// longer.)
-const MOST_LOST: Duration = Duration::from_millis(10);
+const MAX_LOST: Duration = Duration::from_millis(10);
 
 /// The gain of spinning in one queue so far.
 #[derive(Debug, Default)]
@@ -77,11 +77,11 @@ impl Spin {
         // A spin that took longer than `longest` was in vain, even if `done` is true now: a yield
         // gave the processor to other threads, which need it.
         if passed < longest {
-            if self.balance.load(Ordering::Relaxed) < MOST_CREDIT {
+            if self.balance.load(Ordering::Relaxed) < MAX_CREDIT {
                 self.balance.fetch_add(GAIN, Ordering::Relaxed);
             }
         } else {
-            let lost = passed.min(MOST_LOST).as_micros();
+            let lost = passed.min(MAX_LOST).as_micros();
             self.balance.fetch_sub(i64::try_from(lost).unwrap_or(0), Ordering::Relaxed);
         }
     }

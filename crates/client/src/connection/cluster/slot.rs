@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use redis::RedisError;
 
-use super::{Cluster, SAYS_WITHIN};
+use super::{ANSWER_TIMEOUT, Cluster};
 use crate::connection::limit::{self, Limit};
 use crate::connection::reply::{Redirect, redirect, redirect_of};
 use crate::connection::{Cause, Command, Failure, Lane, Outcome, error_reply, slot_of};
@@ -91,7 +91,7 @@ impl Slot {
             // The end of the client does not count as the end of the limit.
             if is_past_limit() || is_its_end && !self.cluster.is_ended() {
                 // A server that only redirected the call does not count as answering.
-                limit::cuts(false);
+                limit::record_cut(false);
             }
         };
         let mut copied = None;
@@ -108,7 +108,7 @@ impl Slot {
                     None => return (outcome, in_doubt),
                     Some(Redirect::Moved { slot, named }) => {
                         self.find_out(limit.as_ref(), move |cluster| {
-                            cluster.learn_one(slot, &named);
+                            cluster.apply_redirect(slot, &named);
                         });
                     }
                     Some(Redirect::Ask { .. }) if self.is_over(until) || is_past_limit() => {
@@ -125,15 +125,15 @@ impl Slot {
                         }
                     }
                     Some(Redirect::Later | Redirect::Halfway) => {
-                        self.find_out(limit.as_ref(), Cluster::look);
+                        self.find_out(limit.as_ref(), Cluster::refresh);
                     }
                 },
-                Err(Failure::Unsent(_)) => self.find_out(limit.as_ref(), Cluster::look),
+                Err(Failure::Unsent(_)) => self.find_out(limit.as_ref(), Cluster::refresh),
                 // The command has run.
                 Err(Failure::Unacknowledged(..)) => return (outcome, in_doubt),
                 // The command may have run.
                 Err(Failure::Reset(_) | Failure::TimedOut(_)) => {
-                    self.find_out(limit.as_ref(), Cluster::look);
+                    self.find_out(limit.as_ref(), Cluster::refresh);
                     let is_slow = matches!(outcome, Err(Failure::TimedOut(_)));
                     // If the server was silent, send the copy only to another server, which another
                     // thread may have found in the meantime.
@@ -171,7 +171,7 @@ impl Slot {
             ask(&cluster);
             drop(done);
         });
-        let latest = Instant::now() + SAYS_WITHIN.saturating_mul(4);
+        let latest = Instant::now() + ANSWER_TIMEOUT.saturating_mul(4);
         while asks.is_ok() && !limit.is_over() && Instant::now() < latest {
             let pause = limit.soon(latest).saturating_duration_since(Instant::now());
             if ended.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
@@ -233,7 +233,7 @@ impl Cluster {
             return self.resend_at_the_end(command, key, outcome, until);
         }
         if let Redirect::Moved { slot, named } = &sent {
-            self.learn_one(*slot, named);
+            self.apply_redirect(*slot, named);
         } else if Instant::now() < until {
             let slot = Slot::of(self, key, 0);
             let asked = slot.lane();
@@ -260,7 +260,7 @@ impl Cluster {
             thread::sleep(pause);
             pause = Slot::longer(pause);
             if let Redirect::Moved { slot, named } = &sent {
-                self.learn_one(*slot, named);
+                self.apply_redirect(*slot, named);
             }
             outcome = match sent {
                 Redirect::Ask { named } => match self.named(&named) {

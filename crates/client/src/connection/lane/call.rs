@@ -41,13 +41,13 @@ impl Call {
     }
 
     /// Takes the state, which tells the call's thread what to do.
-    fn told(&self) -> CallState {
+    fn take_state(&self) -> CallState {
         let mut state = self.state.lock();
-        let told = std::mem::replace(&mut *state, CallState::Gone);
-        if !matches!(told, CallState::Done(_)) {
+        let taken = std::mem::replace(&mut *state, CallState::Gone);
+        if !matches!(taken, CallState::Done(_)) {
             *state = CallState::Queued;
         }
-        told
+        taken
     }
 }
 
@@ -62,7 +62,11 @@ impl Lane {
     /// reach. So a thread that drops a hundred permits of an ended client waits only once for an
     /// unreachable server.
     pub fn call_unless_out(self: &Arc<Self>, command: &Command) -> Outcome {
-        if self.endpoint.health().is_out() { Err(self.out()) } else { self.call_once(command) }
+        if self.endpoint.health().is_out() {
+            Err(self.unreachable())
+        } else {
+            self.call_once(command)
+        }
     }
 
     /// Sends a command once and waits for its reply. If another thread's packet is in flight, the
@@ -173,7 +177,7 @@ impl Lane {
     /// number (`lease/cleanup.rs`).
     fn follow(self: &Arc<Self>, call: &Arc<Call>, limit: Option<&Limit>) -> Outcome {
         loop {
-            match (call.told(), limit) {
+            match (call.take_state(), limit) {
                 (CallState::Done(outcome), _) => return outcome,
                 (CallState::Combines, None) => self.combine_queue(),
                 (CallState::Combines, Some(limit)) => self.combine_limited(call, limit),
@@ -183,7 +187,7 @@ impl Lane {
             if limit.is_some_and(Limit::is_over)
                 && let Some(failure) = self.abandon(call)
             {
-                limit::cuts(self.state.lock().answers());
+                limit::record_cut(self.state.lock().answered_recently());
                 return Err(failure);
             }
         }
@@ -194,7 +198,7 @@ impl Lane {
         let mut state = self.state.lock();
         if limit.is_over() {
             // The limit was over before this thread combined, so another thread must combine.
-            self.leaves(&mut state, call);
+            self.leave(&mut state, call);
             let link = state.link.take();
             drop(state);
             drop(Combiner::new(self, link, Duration::ZERO).with_limit(limit));
@@ -226,9 +230,9 @@ impl Lane {
         combiner.write_and_read_limited(packet, limit);
         let mut state = self.state.lock();
         state.round_trip = begun.elapsed();
-        state.heard_at = combiner.heard_at();
+        state.alive_at = combiner.alive_at();
         if limit.is_over() {
-            self.leaves(&mut state, call);
+            self.leave(&mut state, call);
         }
         drop(state);
         drop(combiner);
@@ -236,11 +240,11 @@ impl Lane {
 
     /// Ends a call whose time is over. Must be called before the thread passes the link on:
     /// otherwise the thread could become the combiner again.
-    fn leaves(&self, state: &mut LaneState, call: &Arc<Call>) {
+    fn leave(&self, state: &mut LaneState, call: &Arc<Call>) {
         let mut own = call.state.lock();
         if matches!(*own, CallState::Queued) {
             *own = CallState::Done(Err(self.give_up(state, call, late())));
-            limit::cuts(state.answers());
+            limit::record_cut(state.answered_recently());
         }
     }
 
@@ -311,15 +315,15 @@ impl Lane {
 }
 
 impl LaneState {
-    /// Whether the server has replied over the lane within the time [`LATELY`].
-    fn answers(&self) -> bool {
-        clock::since(self.heard_at) < LATELY
+    /// Whether the server has replied over the lane within the time [`RECENTLY`].
+    fn answered_recently(&self) -> bool {
+        clock::since(self.alive_at) < RECENTLY
     }
 }
 
 /// The longest silence after which the server still counts as answering. If a call times out after
 /// a longer silence, its error says that the server may be out of reach.
-const LATELY: Duration = Duration::from_secs(1);
+const RECENTLY: Duration = Duration::from_secs(1);
 
 fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the call's own time was over")
@@ -345,7 +349,7 @@ impl ReplyReceiver for Call {
         matches!(*self.state.lock(), CallState::Done(_) | CallState::Gone)
     }
 
-    fn takes_over(&self) -> Option<Waker> {
+    fn take_over(&self) -> Option<Waker> {
         let mut state = self.state.lock();
         if !matches!(*state, CallState::Queued) {
             return None;

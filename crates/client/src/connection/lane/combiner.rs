@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::thread;
 use std::time::Duration;
 
-use super::{Lane, MOST_UNREAD, Pending, take_first};
+use super::{Lane, MAX_UNREAD, Pending, take_first};
 use crate::connection::Command;
 use crate::connection::limit::Limit;
 use crate::connection::link::{Link, Outgoing, ReplyReceiver};
@@ -65,7 +65,7 @@ impl<'a> Combiner<'a> {
     /// the failed commands have received the failure.
     pub(super) fn write_and_read(&mut self, mut queue: VecDeque<Pending>) -> Result<(), Failure> {
         while !queue.is_empty() {
-            let packet = take_first(&mut queue, MOST_UNREAD);
+            let packet = take_first(&mut queue, MAX_UNREAD);
             let mut done = self.write_packet(packet);
             // If there is more to write, read all replies first, so that few replies are unread.
             if let Some(link) = self.link.as_mut().filter(|_| done.is_ok() && !queue.is_empty()) {
@@ -88,7 +88,7 @@ impl<'a> Combiner<'a> {
         self.on_link(|link| if link.reads_first() { link.read_limited(limit, 1) } else { Ok(()) });
         match &self.link {
             Some(link) if !link.reads_first() && !limit.is_over() => {
-                MOST_UNREAD.saturating_sub(link.owed())
+                MAX_UNREAD.saturating_sub(link.owed())
             }
             _ => 0,
         }
@@ -103,7 +103,7 @@ impl<'a> Combiner<'a> {
             if !batch.is_empty() {
                 link.send_limited(batch, limit)?;
             }
-            link.read_limited(limit, MOST_UNREAD)
+            link.read_limited(limit, MAX_UNREAD)
         });
     }
 
@@ -162,14 +162,14 @@ impl<'a> Combiner<'a> {
             // The receivers have already received the failure.
             let _heard = self.write_and_read(queue);
         } else {
-            let failure = self.lane.out();
+            let failure = self.lane.unreachable();
             queue.into_iter().for_each(|pending| pending.fail(&failure));
         }
     }
 
     /// See [`LaneState`](super::LaneState).
-    pub(super) fn heard_at(&self) -> u64 {
-        self.link.as_ref().map_or(0, |link| link.heard_at())
+    pub(super) fn alive_at(&self) -> u64 {
+        self.link.as_ref().map_or(0, |link| link.alive_at())
     }
 
     fn link(&mut self) -> Result<&mut Link, Failure> {
@@ -180,7 +180,7 @@ impl<'a> Combiner<'a> {
                 let link = Link::open_within(&self.lane.endpoint, self.within)?;
                 // Note now that the server has accepted the link, because a call's limit may end
                 // before the combiner is done.
-                self.lane.state.lock().heard_at = link.heard_at();
+                self.lane.state.lock().alive_at = link.alive_at();
                 Ok(none.insert(Box::new(link)))
             }
         }
@@ -193,10 +193,10 @@ impl Drop for Combiner<'_> {
         // next caller would then get another command's reply, and would read a number as a grant.
         let panics = thread::panicking() && !self.was_panicking;
         loop {
-            self.link.take_if(|link| panics || link.is_wrong());
-            let heard_at = self.heard_at();
+            self.link.take_if(|link| panics || link.is_wrong_server());
+            let alive_at = self.alive_at();
             let mut state = self.lane.state.lock();
-            state.heard_at = heard_at;
+            state.alive_at = alive_at;
             if panics {
                 // The thread's own call may still be in the queue, and must not become the next
                 // combiner.
@@ -204,13 +204,13 @@ impl Drop for Combiner<'_> {
                 state.queue.retain(|pending| !pending.is_of(&own));
             }
             let queued = state.queue.iter().filter_map(|pending| match pending {
-                Pending::Call(_, call) => call.takes_over(),
+                Pending::Call(_, call) => call.take_over(),
                 Pending::Post(..) => None,
             });
             // The calls whose commands are written, and whose replies the leaving thread should
             // read.
             let left =
-                self.link.iter().flat_map(|link| link.left()).filter_map(|it| it.takes_over());
+                self.link.iter().flat_map(|link| link.abandoned()).filter_map(|it| it.take_over());
             // Choose the next combiner while this thread holds the lane's mutex: see
             // `Lane::abandon`.
             let next = queued.chain(left).next();
@@ -223,8 +223,8 @@ impl Drop for Combiner<'_> {
             // The queue has only posts, because the first call would be the next combiner. Without
             // a connection, or with too many unread replies, posts wait for the background thread,
             // which has been asked to call `service`.
-            let owed = self.link.as_ref().map_or(MOST_UNREAD, |link| link.owed());
-            if state.queue.is_empty() || owed >= MOST_UNREAD {
+            let owed = self.link.as_ref().map_or(MAX_UNREAD, |link| link.owed());
+            if state.queue.is_empty() || owed >= MAX_UNREAD {
                 let owes = self.link.is_some() && owed > 0;
                 if state.closed && (owes || !state.queue.is_empty()) {
                     let queue = std::mem::take(&mut state.queue);
@@ -236,7 +236,7 @@ impl Drop for Combiner<'_> {
                 state.combining = false;
                 return;
             }
-            let queue = take_first(&mut state.queue, MOST_UNREAD);
+            let queue = take_first(&mut state.queue, MAX_UNREAD);
             drop(state);
             // Only write: the thread may be dropping a guard, so it must not wait for the test of a
             // silent connection or for a new connection.

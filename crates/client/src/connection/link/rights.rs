@@ -6,7 +6,7 @@ use std::hash::{BuildHasher as _, RandomState};
 
 use redis::Value;
 
-use crate::connection::{Channels, Command, RightsQuestion};
+use crate::connection::{Channels, Command, RightsQuery};
 use crate::sync::clock;
 
 /// The rights that the user has, as known from replies, for one run of a server and one login.
@@ -14,9 +14,9 @@ use crate::sync::clock;
 pub(super) struct KnownRights {
     /// Whether the server has no access rights, so that no check is needed.
     is_open: bool,
-    /// One bit for each question whose reply was "the user may use all names".
+    /// One bit for each query whose reply was "the user may use all names".
     all: u64,
-    /// Each number is the hash of a question whose reply was "the user may use only some names",
+    /// Each number is the hash of a query whose reply was "the user may use only some names",
     /// and of a name that was checked. If there are too many numbers, all are forgotten and the
     /// names are checked again.
     names: HashSet<u64>,
@@ -33,33 +33,33 @@ impl KnownRights {
         Self { is_open, ..Self::default() }
     }
 
-    /// Returns the bytes of a command, and its question if it must carry one.
+    /// Returns the bytes of a command, and its query if it must carry one.
     pub(super) fn encoded<'a>(
         &mut self,
         command: &'a Command,
         channels: Channels,
-    ) -> (Cow<'a, [u8]>, Option<SentQuestion>) {
+    ) -> (Cow<'a, [u8]>, Option<SentRightsQuery>) {
         if command.logs_in() {
             self.logs_in();
         }
-        if let Some(question) = self.asks(command)
-            && let Some(bytes) = command.to_question(channels, &self.random_name())
+        if let Some(query) = self.query_for(command)
+            && let Some(bytes) = command.to_rights_query(channels, &self.random_name())
         {
-            // The question is sent as text: it is asked once, so the server does not have to
+            // The query is sent as text: it is asked once, so the server does not have to
             // remember it.
-            return (bytes.into(), Some(SentQuestion { question, login: self.logins }));
+            return (bytes.into(), Some(SentRightsQuery { query, login: self.logins }));
         }
         (command.bytes_for(channels), None)
     }
 
-    /// Returns the script's reply without the part for the question that was sent with it.
+    /// Returns the script's reply without the part for the query that was sent with it.
     pub(super) fn answered(
         &mut self,
         command: &Command,
-        asked: Option<SentQuestion>,
+        asked: Option<SentRightsQuery>,
         reply: Value,
     ) -> Value {
-        let Some(SentQuestion { question, login }) = asked else { return reply };
+        let Some(SentRightsQuery { query, login }) = asked else { return reply };
         let parts = match reply {
             Value::Array(parts) => parts,
             Value::ServerError(_) => return reply,
@@ -69,13 +69,13 @@ impl KnownRights {
         let mut parts = parts.into_iter();
         let Some(Value::Int(all)) = parts.next() else { return Value::Boolean(false) };
         if login == self.logins {
-            self.told(question, command, all != 0);
+            self.record(query, command, all != 0);
         }
         parts.next().unwrap_or(Value::Nil)
     }
 
-    fn name(&self, question: &RightsQuestion, name: &[u8]) -> u64 {
-        self.hasher.hash_one((question.bit(), name))
+    fn name(&self, query: &RightsQuery, name: &[u8]) -> u64 {
+        self.hasher.hash_one((query.bit(), name))
     }
 
     /// Returns a random name, which only a pattern for all names matches.
@@ -83,26 +83,26 @@ impl KnownRights {
         format!("{:016x}", self.hasher.hash_one(clock::now()))
     }
 
-    /// Returns the question that the command must carry, if it must carry one.
-    fn asks(&self, command: &Command) -> Option<&'static RightsQuestion> {
-        let question = command.question()?;
-        let is_known = self.all & question.bit() != 0
+    /// Returns the query that the command must carry, if it must carry one.
+    fn query_for(&self, command: &Command) -> Option<&'static RightsQuery> {
+        let query = command.rights_query()?;
+        let is_known = self.all & query.bit() != 0
             || self.is_open
             || !self.names.is_empty()
-                && command.names().all(|name| self.names.contains(&self.name(question, name)));
-        (!is_known).then_some(question)
+                && command.names().all(|name| self.names.contains(&self.name(query, name)));
+        (!is_known).then_some(query)
     }
 
-    fn told(&mut self, question: &RightsQuestion, command: &Command, all: bool) {
+    fn record(&mut self, query: &RightsQuery, command: &Command, all: bool) {
         if all {
-            self.all |= question.bit();
+            self.all |= query.bit();
             return;
         }
         if self.names.len() >= Self::MOST {
             self.names.clear();
         }
         for name in command.names() {
-            self.names.insert(self.name(question, name));
+            self.names.insert(self.name(query, name));
         }
     }
 
@@ -113,9 +113,9 @@ impl KnownRights {
     }
 }
 
-/// A question that was sent with a command.
+/// A query that was sent with a command.
 #[derive(Clone, Copy)]
-pub(super) struct SentQuestion {
-    question: &'static RightsQuestion,
+pub(super) struct SentRightsQuery {
+    query: &'static RightsQuery,
     login: u32,
 }

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use redlatch_testkit::Server;
 
 use super::*;
-use crate::connection::{CachedScript, Credentials, Replies, RightsQuestion};
+use crate::connection::{CachedScript, Credentials, Replies, RightsQuery};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -26,11 +26,11 @@ fn hears() -> (Arc<Mutex<Option<Outcome>>>, Arc<dyn ReplyReceiver>) {
 #[test]
 fn a_login_over_the_connection_asks_anew() {
     static SCRIPT: LazyLock<CachedScript> = LazyLock::new(|| CachedScript::new("return #ARGV"));
-    static QUESTION: LazyLock<RightsQuestion> = LazyLock::new(|| {
+    static QUERY: LazyLock<RightsQuery> = LazyLock::new(|| {
         let code = "local may = redis.acl_check_cmd('publish', KEYS[1], '')
             if not may then return redis.error_reply('NOPERM') end
             return {KEYS[1] == 'one' and 0 or 1, script()}";
-        RightsQuestion::new(63, code.to_owned())
+        RightsQuery::new(63, code.to_owned())
     });
     let server = Server::start().unwrap();
     let mut link = link(&server);
@@ -38,7 +38,8 @@ fn a_login_over_the_connection_asks_anew() {
         let command = ["ACL", "SETUSER", name, "on", ">word", "~*", "+@all", rule];
         link.exchange(&Command::plain(&command.map(str::as_bytes))).unwrap();
     }
-    let call = |key: &str| Command::script(&SCRIPT, &[key.as_bytes()], &[b"x"]).needs(&QUESTION);
+    let call =
+        |key: &str| Command::script(&SCRIPT, &[key.as_bytes()], &[b"x"]).checks_rights(&QUERY);
     let auth = |name: &str| Command::auth(&Credentials::new(name, "word"));
     link.exchange(&auth("may")).unwrap();
     for (key, asks) in [("one", true), ("one", false), ("all", true), ("two", false)] {
@@ -52,7 +53,7 @@ fn a_login_over_the_connection_asks_anew() {
         let refused = link.exchange(&call("two")).unwrap_err();
         assert!(matches!(refused, Failure::Refused(_)), "{refused:?}");
     }
-    // In a cluster the question also goes to the server to which the slot is moving.
+    // In a cluster the query also goes to the server to which the slot is moving.
     let (heard, receiver) = hears();
     link.send([(call("two").asking(), receiver, true)]).unwrap();
     link.read_awaited().unwrap();
@@ -146,7 +147,7 @@ fn a_connection_is_alive_while_the_server_waits_for_replicas() {
     let (heard, receiver) = hears();
     let command = Command::plain(&[b"PING"]).acknowledged(Some(ACKS));
     link.send_one(command, receiver).unwrap();
-    link.heard_at = 0;
+    link.alive_at = 0;
     assert!(link.is_alive());
     assert!(matches!(heard.lock().take(), Some(Err(Failure::Unacknowledged(..)))));
 }
