@@ -339,7 +339,7 @@ impl CyclicBarrier {
 
     fn state(&self) -> Result<BarrierState, Error> {
         self.check(&Wait::FOREVER)?;
-        self.site.scripts().look(None).map_err(|trouble| trouble.into_error_of(&self.site.name))
+        self.site.scripts().state(None).map_err(|trouble| trouble.into_error_of(&self.site.name))
     }
 
     /// Sends a request that the server applies once, even if it receives two copies.
@@ -600,7 +600,7 @@ impl Party<'_> {
     fn start_renewals(&self, position: BarrierPosition) {
         let CyclicBarrier { site, lease, .. } = self.barrier;
         let _renewed = self.renewal.get_or_init(|| {
-            let command = site.scripts().look_command(Some((position, &self.owner, *lease)));
+            let command = site.scripts().state_command(Some((position, &self.owner, *lease)));
             let renewal: Arc<dyn KeepAlive> = Arc::new(PartyRenewal { command, lease: *lease });
             site.core.watchdog.schedule(&site.name, &renewal, *lease / RENEWALS_PER_LEASE);
             renewal
@@ -677,7 +677,7 @@ impl Synchronizer for Party<'_> {
         let (state, until_lease_end) = match read_message(&channel.message()) {
             Some((generation, state)) if generation == position.generation => (state, None),
             _ => {
-                let state = site.scripts().look(Some((position, &self.owner, lease)));
+                let state = site.scripts().state(Some((position, &self.owner, lease)));
                 let state = state.map_err(|trouble| trouble.into_error().of(&site.name))?;
                 if state.generation_state != GenerationState::Present {
                     // A message should have announced the end of the generation.

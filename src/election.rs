@@ -492,7 +492,7 @@ impl LeaderElection {
 
     /// Returns the leader, and the remaining lease of the lock.
     fn look(&self) -> Result<(Option<Leader>, Option<Duration>), Error> {
-        let looked = scripts(self.site()).look();
+        let looked = scripts(self.site()).leader();
         let (leader, left) =
             looked.map_err(|trouble| trouble.into_error().of(&self.site().name))?;
         Ok((leader.map(Leader::from), left))

@@ -406,7 +406,7 @@ impl Synchronizer for CountDownLatch {
         // newer count.
         request_state.arrivals = site.arrivals();
         let (asked_at, version) = (clock::now(), listening.public.version());
-        let state = site.scripts().look();
+        let state = site.scripts().state();
         let may_have_ended = request_state.may_end_at.is_some_and(|it| it <= clock::now());
         // Whether the last count-down opened the latch. (The end of the time to live also opens the
         // latch, but sends no message.) If a message has arrived since the last query that found a

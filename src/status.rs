@@ -20,7 +20,7 @@ use crate::owner::Owner;
 use crate::runtime::{Core, Info, SlowWait};
 use crate::scripts::fair::FairScripts;
 use crate::scripts::lock::{LockScripts, Released};
-use crate::scripts::status::{claim_slow_wait, connections, look, names};
+use crate::scripts::status::{claim_slow_wait, connections, key_data, names};
 use crate::scripts::{
     self, Chain, FairKeys, FencingToken, LockKeys, Mode, PermitId, Rights, Trouble, time,
 };
@@ -268,7 +268,7 @@ impl Status {
         }
         let route = core.route(name);
         let checked = match rights {
-            Rights::Status => look(&route, name).map(drop),
+            Rights::Status => key_data(&route, name).map(drop),
             _ => rights.check(&route, name),
         };
         checked.map_err(|trouble| trouble.into_error().of(name))
@@ -427,7 +427,7 @@ impl Status {
 
     /// Returns the status without the owners' processes.
     fn look(route: &Route, name: &Name) -> Result<Self, Error> {
-        let found = look(route, name).map_err(|trouble| trouble.into_error().of(name))?;
+        let found = key_data(route, name).map_err(|trouble| trouble.into_error().of(name))?;
         let holder = |(owner, shared, levels, left)| {
             let owner = written(owner);
             let asked = owner.of_lock(Mode::Lock).and_then(|it| it.asked_at());

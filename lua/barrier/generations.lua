@@ -111,7 +111,7 @@ local function fresh_fields(last, number, begins_broken)
 end
 
 -- Announces the end of a generation: removes its parties from the set, and publishes its state. If
--- the server refuses the message, each party reads the state when it next runs look.lua.
+-- the server refuses the message, each party reads the state when it next runs state.lua.
 local function announce_end(channel, number)
     redis.call('del', parties)
     redis.pcall('publish', channel, text(number) .. ' ' .. state(number))

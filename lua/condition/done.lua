@@ -18,7 +18,7 @@ if passes_on then
     redis.call('hdel', notified, '')
     local _, refusal = notify_first(string.match(own_record, '%S+$') or '0')
     if refusal then
-        -- The next run of look.lua finds the record without a keep-alive, and passes the
+        -- The next run of state.lua finds the record without a keep-alive, and passes the
         -- notification on.
         return refusal
     end

@@ -14,7 +14,7 @@ local function listens(waiter)
     return has_listener[channel]
 end
 
--- A refused message does no harm, because each waiter also runs look.lua from time to time.
+-- A refused message does no harm, because each waiter also runs state.lua from time to time.
 local function send_notification(waiter)
     redis.pcall('publish', own_channel(waiter),
         table.concat({'notify', string.sub(waiter, 38), ARGV[1], waiting}, ' '))

@@ -8,12 +8,12 @@
 -- The waiters are a list with one entry for each thread, in the order of arrival. A notification
 -- removes an entry. A waiter without an entry counts as notified, so no wake-up is lost if the key
 -- is deleted, or if passing.lua removes the entry of a live process as dead: the waiter learns this
--- when it next runs look.lua.
+-- when it next runs state.lua.
 --
 -- The notified waiters are a hash of records: waiter -> the time of its last keep-alive, and the
 -- number of the notification. A record exists until the waiter has taken the lock again and
 -- released it. If the waiter dies before that, the notification is passed on. If there are many
--- records, the field with the empty name has the time at which look.lua last read all of them.
+-- records, the field with the empty name has the time at which state.lua last read all of them.
 local waiting, notified = KEYS[1], KEYS[2]
 
 -- In ms. KEYS_TTL: how long the keys exist after the last request. ALIVE_FOR: how long after its

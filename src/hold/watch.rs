@@ -37,9 +37,9 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     /// lock the leaseholder's own mutex.
     fn alarm(&self) -> &Mutex<Option<Alarm>>;
 
-    /// Calls `look` with the hold, under the leaseholder's own mutex. Returns `None` if there is no
+    /// Calls `f` with the hold, under the leaseholder's own mutex. Returns `None` if there is no
     /// hold.
-    fn with_hold<R>(&self, look: impl FnOnce(Renewing<'_>) -> R) -> Option<R>;
+    fn with_hold<R>(&self, f: impl FnOnce(Renewing<'_>) -> R) -> Option<R>;
 
     /// Whether another process may have asked for a longer lease of the hold. If so, no renewal may
     /// cut the hold's lease.
@@ -106,7 +106,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         let now = clock::now();
         let (hold, lease) = self.with_hold(|renewing| {
             let lease = renewing.state.next(&self.core().config, now).lease;
-            (Arc::clone(&renewing.hold), renewing.mark_sent(lease, now))
+            (Arc::clone(&renewing.hold), renewing.record_sent(lease, now))
         })?;
         Some(self.renewal(hold, lease))
     }
@@ -206,7 +206,7 @@ impl<T: Leaseholder> Task for T {
             let due = renewing.state.next(&self.core().config, now);
             let lease = due.lease.filter(|_| due.at <= now);
             let looks = renewing.look_at() <= now;
-            (Arc::clone(&renewing.hold), renewing.mark_sent(lease, now), looks)
+            (Arc::clone(&renewing.hold), renewing.record_sent(lease, now), looks)
         });
         let Some((hold, lease, looks)) = renewing else {
             // An alarm for the next hold is set now. The thread that gets the next hold then does
@@ -258,7 +258,7 @@ impl Renewing<'_> {
 
     /// Marks a renewal as sent, and returns its lease, which the caller must send. Returns `None`
     /// if there is nothing to send, or if the hold's deadline has passed.
-    pub(crate) fn mark_sent(self, lease: Option<Duration>, now: u64) -> Option<Duration> {
+    pub(crate) fn record_sent(self, lease: Option<Duration>, now: u64) -> Option<Duration> {
         let lease = lease.filter(|_| now < self.hold.deadline())?;
         *self.progress = self.progress.after_sending();
         self.hold.asks_for(lease);

@@ -25,7 +25,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
 use redlatch_client::sync::{Condvar, Mutex, clock};
-use redlatch_client::{HealthNews, Lane, LaneCheck, Node};
+use redlatch_client::{HealthReport, Lane, LaneCheck, Node};
 
 use self::callbacks::Callbacks;
 pub(crate) use self::cleanup::{Cleanup, Debtor, KeepAlive};
@@ -300,9 +300,9 @@ impl Watchdog {
     }
 
     /// Returns a function to call when the server's health changes.
-    pub(crate) fn log_health(&self) -> impl Fn(HealthNews) + Send + Sync + 'static {
+    pub(crate) fn log_health(&self) -> impl Fn(HealthReport) + Send + Sync + 'static {
         let callbacks = Arc::clone(&self.callbacks);
-        move |news| callbacks.log(news.level(), || news.to_string())
+        move |report| callbacks.log(report.level(), || report.to_string())
     }
 
     /// Logs a line on the callbacks' thread, because a logger may block, panic or use this library.

@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn the_scripts_grant_for_the_time_that_is_expected_here() {
         let mut lines = include_str!("../../lua/prelude.lua").lines();
-        let told = lines.find_map(|line| line.strip_prefix("local PROVISIONAL = "));
-        assert_eq!(told.unwrap().parse(), Ok(PROVISIONAL / MS));
+        let text = lines.find_map(|line| line.strip_prefix("local PROVISIONAL = "));
+        assert_eq!(text.unwrap().parse(), Ok(PROVISIONAL / MS));
     }
 }

@@ -27,7 +27,7 @@
 //! A hold in the seat may be over or lost (`Expired`). No thread enters an expired hold or passes
 //! it on, and the thread that detects the end vacates the seat.
 //!
-//! The renewal of a hold is done, sent or failed (`RenewalProgress`): `Renewing::mark_sent` marks
+//! The renewal of a hold is done, sent or failed (`RenewalProgress`): `Renewing::record_sent` marks
 //! it as sent, and `Leaseholder::renewed` records the answer. A pass to another thread does not
 //! change the progress. No thread passes a hold whose renewal failed.
 //!

@@ -210,8 +210,8 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
         state.admit(Mode::Lock, &tenancy, &mut None, None, 0);
         let seat = state.alone.seat.as_mut().unwrap();
         let before = seat.renewal_state();
-        assert_eq!(seat.renewing(before).mark_sent(Some(LEASE), OVER), None);
-        assert_eq!(seat.renewing(before).mark_sent(Some(LEASE), 0), Some(LEASE));
+        assert_eq!(seat.renewing(before).record_sent(Some(LEASE), OVER), None);
+        assert_eq!(seat.renewing(before).record_sent(Some(LEASE), 0), Some(LEASE));
         if fails {
             tenancy.hold().renewal_failed(&"no server".into());
             seat.progress = seat.progress.after_failure(false, LEASE, 0);

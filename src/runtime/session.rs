@@ -224,17 +224,18 @@ impl Core {
                 pubsub.upgrade().inspect(|pubsub| pubsub.close_after_new_run(server));
             });
             node.endpoint.on_moved(core.watchdog.on_data_lost());
-            let (log, told) = (core.watchdog.log_health(), Weak::clone(&core.itself));
-            node.endpoint.health().on_news(move |news| {
-                if let (ServerEvent::Back(after), Some(core)) = (&news.event, told.upgrade()) {
+            let (log, weak_core) = (core.watchdog.log_health(), Weak::clone(&core.itself));
+            node.endpoint.health().on_report(move |report| {
+                if let (ServerEvent::Back(after), Some(core)) = (&report.event, weak_core.upgrade())
+                {
                     core.observe_soon(Count::Reconnected, || {
-                        let (address, after) = (Arc::clone(&news.address), *after);
+                        let (address, after) = (Arc::clone(&report.address), *after);
                         move |it| {
                             it.reconnected(&Event::named(&address, (Kind::Server, 1), after, ()));
                         }
                     });
                 }
-                log(news);
+                log(report);
             });
             node.endpoint.on_opened(core.watchdog.on_connected());
         };

@@ -22,7 +22,8 @@ static TRY_SET_PARTIES: LazyLock<CachedScript> = numbered!("barrier/try_set_part
 static ARRIVE: LazyLock<CachedScript> = numbered!("barrier/arrive.lua");
 static RESET: LazyLock<CachedScript> = numbered!("barrier/reset.lua");
 static DELETE: LazyLock<CachedScript> = numbered!("barrier/delete.lua");
-static LOOK: LazyLock<CachedScript> = script!(LIST; "barrier/generations.lua", "barrier/look.lua");
+static STATE: LazyLock<CachedScript> =
+    script!(LIST; "barrier/generations.lua", "barrier/state.lua");
 static FINISH: LazyLock<CachedScript> =
     script!(NUMBER; "barrier/generations.lua", "barrier/finish.lua");
 
@@ -152,14 +153,14 @@ impl BarrierScripts<'_> {
 
     /// Asks for the state of a thread's generation, or of the present generation. If the thread's
     /// party has arrived, renews the party's lease.
-    pub(crate) fn look(
+    pub(crate) fn state(
         self,
         waits: Option<(BarrierPosition, &Owner, Duration)>,
     ) -> Result<BarrierState, Trouble> {
-        query(self.route, &self.look_command(waits), Rights::Barriers, read_state)
+        query(self.route, &self.state_command(waits), Rights::Barriers, read_state)
     }
 
-    pub(crate) fn look_command(
+    pub(crate) fn state_command(
         self,
         waits: Option<(BarrierPosition, &Owner, Duration)>,
     ) -> Command {
@@ -172,7 +173,7 @@ impl BarrierScripts<'_> {
             }
         }
         let arguments: Vec<&[u8]> = arguments.iter().map(Vec::as_slice).collect();
-        Command::script(&LOOK, &self.keys.both(), &arguments)
+        Command::script(&STATE, &self.keys.both(), &arguments)
     }
 
     /// Trips the generation after its last party's action, or breaks the generation.

@@ -10,8 +10,8 @@ use crate::scripts::{ConditionKeys, Owner};
 static WAIT: LazyLock<CachedScript> =
     script!(NUMBER; CONDITION, "condition/holder.lua", "condition/wait.lua");
 static NOTIFY: LazyLock<CachedScript> = script!(NUMBER; CONDITION, "condition/holder.lua", "condition/passing.lua", "condition/notify.lua");
-static LOOK: LazyLock<CachedScript> =
-    script!(NUMBER; CONDITION, "condition/passing.lua", "condition/look.lua");
+static STATE: LazyLock<CachedScript> =
+    script!(NUMBER; CONDITION, "condition/passing.lua", "condition/state.lua");
 static KEEP_ALIVE: LazyLock<CachedScript> = script!(NUMBER; CONDITION, "condition/keep_alive.lua");
 static DONE: LazyLock<CachedScript> =
     script!(NUMBER; CONDITION, "condition/passing.lua", "condition/done.lua");
@@ -79,7 +79,7 @@ impl ConditionScripts<'_> {
         leaves: bool,
     ) -> Result<WaiterState, Trouble> {
         let leaves: &[u8] = if leaves { b"1" } else { b"0" };
-        let command = self.command(&LOOK, None, &[&waiter.text(), leaves]);
+        let command = self.command(&STATE, None, &[&waiter.text(), leaves]);
         let waits = flag(call(route, &command, Rights::Conditions)?)?;
         Ok(if waits { WaiterState::Waits } else { WaiterState::Notified })
     }

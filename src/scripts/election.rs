@@ -10,7 +10,7 @@ use crate::scripts::{ElectionKeys, Owner};
 
 static LEAD: LazyLock<CachedScript> = script!(NUMBER; "election/lead.lua");
 static RESIGN: LazyLock<CachedScript> = script!(NUMBER; "election/resign.lua");
-static LOOK: LazyLock<CachedScript> = script!(LIST; "election/look.lua");
+static STATE: LazyLock<CachedScript> = script!(LIST; "election/state.lua");
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ElectionScripts<'a> {
@@ -55,9 +55,9 @@ impl ElectionScripts<'_> {
     }
 
     /// Returns the leader, and the time until the lock's lease ends.
-    pub(crate) fn look(self) -> Result<(Option<Recorded>, Option<Duration>), Trouble> {
+    pub(crate) fn leader(self) -> Result<(Option<Recorded>, Option<Duration>), Trouble> {
         let leader = ElectionKeys::leader(self.name);
-        let command = Command::script(&LOOK, &[self.name.as_bytes(), leader.as_bytes()], &[]);
+        let command = Command::script(&STATE, &[self.name.as_bytes(), leader.as_bytes()], &[]);
         query(self.route, &command, Rights::Elections, |reply| {
             let (left, leader): (_, Vec<_>) = read(&reply)?;
             let recorded = |(token, who, host, since, value)| {

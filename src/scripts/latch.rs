@@ -14,7 +14,7 @@ use super::{Rights, Trouble, flag, millis, query, time, unexpected};
 
 static COUNT_DOWN: LazyLock<CachedScript> = script!(COUNT, "latch/count_down.lua");
 static TRY_SET_COUNT: LazyLock<CachedScript> = script!(COUNT, "latch/try_set_count.lua");
-static LOOK: LazyLock<CachedScript> = script!(LIST; "number.lua", "latch/look.lua");
+static STATE: LazyLock<CachedScript> = script!(LIST; "number.lua", "latch/state.lua");
 static DELETE: LazyLock<CachedScript> = script!(COUNT, "latch/delete.lua");
 
 #[derive(Clone, Copy, Debug)]
@@ -60,8 +60,8 @@ impl LatchScripts<'_> {
         flag(self.once(&TRY_SET_COUNT, request_id, &arguments).call(self.route)?)
     }
 
-    pub(crate) fn look(self) -> Result<LatchState, Trouble> {
-        let command = Command::script(&LOOK, &[self.key.as_bytes()], &[]);
+    pub(crate) fn state(self) -> Result<LatchState, Trouble> {
+        let command = Command::script(&STATE, &[self.key.as_bytes()], &[]);
         query(self.route, &command, Rights::Latches, |reply| {
             let Value::Array(parts) = &reply else { return Err(unexpected(&reply)) };
             match parts.as_slice() {

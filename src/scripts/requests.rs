@@ -229,8 +229,8 @@ impl Requests {
         }
     }
 
-    pub(super) fn with_log<R>(&self, look: impl FnOnce(&mut Log) -> R) -> R {
-        look(&mut self.sequences.lock().log)
+    pub(super) fn with_log<R>(&self, f: impl FnOnce(&mut Log) -> R) -> R {
+        f(&mut self.sequences.lock().log)
     }
 
     /// Returns the commands that repeat the changes of a sequence, or of all sequences, at a server

@@ -409,7 +409,7 @@ impl Rights {
             Self::Connect | Self::Subscriptions => Command::script::<&[u8]>(&MAY_WAIT, &[], &[]),
             Self::ReplicaAcks => Command::wait(ReplicaAcks { count: 0, within: Duration::ZERO }),
             // The client has already used the rights of `Cluster` and `Role` to open the
-            // connection. `look` in `status.rs` checks the rights of `Status`.
+            // connection. `key_data` in `status.rs` checks the rights of `Status`.
             Self::Cluster | Self::Role | Self::Status => return Ok(()),
             _ => checking_rights(Command::script(&NOTHING, &keys, &[]), self),
         };
@@ -760,7 +760,7 @@ mod tests {
                     "condition/passing.lua",
                     "condition/wait.lua",
                     "condition/notify.lua",
-                    "condition/look.lua",
+                    "condition/state.lua",
                     "condition/keep_alive.lua",
                     "condition/done.lua"
                 ),
@@ -798,7 +798,7 @@ mod tests {
                 code!(
                     COUNT,
                     "latch/count_down.lua",
-                    "latch/look.lua",
+                    "latch/state.lua",
                     "latch/try_set_count.lua",
                     "latch/delete.lua"
                 ),
@@ -809,7 +809,7 @@ mod tests {
                     "once.lua",
                     "barrier/generations.lua",
                     "barrier/arrive.lua",
-                    "barrier/look.lua",
+                    "barrier/state.lua",
                     "barrier/finish.lua",
                     "barrier/reset.lua",
                     "barrier/delete.lua",
@@ -818,7 +818,7 @@ mod tests {
             ),
             (
                 Rights::Elections,
-                code!("election/lead.lua", "election/look.lua", "election/resign.lua"),
+                code!("election/lead.lua", "election/state.lua", "election/resign.lua"),
             ),
         ];
         for (rights, code) in scripts {

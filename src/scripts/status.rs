@@ -10,7 +10,7 @@ use super::{
     accepted, name_of, patterns, query, read, slow_wait,
 };
 
-static LOOK: LazyLock<CachedScript> = script!(LIST; "status/look.lua");
+static STATE: LazyLock<CachedScript> = script!(LIST; "status/state.lua");
 
 /// The number of keys that the server reads in one step of a scan. Such a step takes 0.1 ms of the
 /// server's time (with 1,000 keys, it would take 1 ms).
@@ -38,7 +38,7 @@ pub(crate) struct KeyData {
     pub(crate) listeners: [u64; 4],
 }
 
-pub(crate) fn look(route: &Route, name: &str) -> Result<KeyData, Trouble> {
+pub(crate) fn key_data(route: &Route, name: &str) -> Result<KeyData, Trouble> {
     let (lock, read_write) =
         (LockKeys::new(name, Mode::Lock, false), LockKeys::new(name, Mode::Read, false));
     let keys = [
@@ -60,7 +60,7 @@ pub(crate) fn look(route: &Route, name: &str) -> Result<KeyData, Trouble> {
     ];
     let (keys, arguments) = (keys.each_ref(), arguments.each_ref());
     let command =
-        Command::script(&LOOK, &keys.map(|it| it.as_bytes()), &arguments.map(|it| it.as_bytes()));
+        Command::script(&STATE, &keys.map(|it| it.as_bytes()), &arguments.map(|it| it.as_bytes()));
     query(route, &command, Rights::Status, |reply| {
         let (kind, left, value, token, held, queue, listeners) = read(&reply)?;
         Ok(KeyData { kind, left, value, token, held, queue, listeners })

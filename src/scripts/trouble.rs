@@ -252,11 +252,11 @@ pub(crate) fn unacknowledged(cause: &Cause) -> Error {
 pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
     let Cause { error, address, command, .. } = cause;
     let (kind, hint) = meaning(error);
-    let told_of = |what: &str, hint: &str| {
+    let new_error_of = |what: &str, hint: &str| {
         let message = format!("the server at {address} refuses {what}: {hint}");
         Error::new(kind, message)
     };
-    let told = |hint: &str| told_of("it", hint);
+    let new_error = |hint: &str| new_error_of("it", hint);
     if kind == ErrorKind::Denied {
         let is_forbidden = reply_code(error) == "NOPERM";
         let detail = error.detail().unwrap_or_default();
@@ -267,16 +267,16 @@ pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
             "it lacks a command, which rename-command has taken away, or a proxy does not pass on"
         };
         let hint = format!("{why}: {which}{advice} (table of rights: docs/operations.md)");
-        return told(&hint).caused_by_shared(error.clone());
+        return new_error(&hint).caused_by_shared(error.clone());
     }
     if reply_code(error) == "WRONGTYPE" {
         let plain = Arc::new(without_script(error));
-        return told(&wrong_type(cause.holds, rights)).caused_by_shared(plain);
+        return new_error(&wrong_type(cause.holds, rights)).caused_by_shared(plain);
     }
     match hint {
-        Some(hint) => told(hint).caused_by_shared(error.clone()),
+        Some(hint) => new_error(hint).caused_by_shared(error.clone()),
         // The text may come from a proxy that supports only some commands.
-        None => told_of(command.as_deref().unwrap_or("it"), &error.to_string()),
+        None => new_error_of(command.as_deref().unwrap_or("it"), &error.to_string()),
     }
 }
 

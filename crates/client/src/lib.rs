@@ -25,7 +25,7 @@ pub use cancel::{CancelToken, Linked, Registration};
 pub use connection::LaneWork;
 pub use connection::{
     AddressMap, Ask, CachedScript, Cause, Cluster, Command, ConnectError, Credentials, Dialer,
-    Endpoint, Failure, HealthNews, InfoReply, IoDirection, Lane, LaneCheck, Limit, Limited, Link,
+    Endpoint, Failure, HealthReport, InfoReply, IoDirection, Lane, LaneCheck, Limit, Limited, Link,
     NO_CERTIFICATE, NO_MASTER, NO_SERVICE, Node, Outcome, Pieces, Posted, Provided, Provider,
     REFUSED_CERTIFICATE, ReplicaAcks, Replies, ReplyReceiver, RightsQuery, Route, ServerEvent,
     Servers, Settings, Source, Transport, connection_name, decimal, error_reply, hash_tag,

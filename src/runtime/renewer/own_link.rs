@@ -26,8 +26,8 @@ pub(super) struct OwnLink {
     link: Option<Link>,
     /// The number of exchanges in a row that got no reply.
     unanswered: u32,
-    /// See [`Endpoint::credentials_version`].
-    credentials_version: u64,
+    /// See [`Endpoint::credentials_generation`].
+    credentials_generation: u64,
     /// The server, whose lanes are used if no connection can be opened.
     node: Arc<Node>,
 }
@@ -38,9 +38,9 @@ impl OwnLink {
         let patience = schedule::reply_wait(core.config.watchdog_timeout);
         let patience = patience.min(node.endpoint.response_timeout());
         let endpoint = node.endpoint.with_response_timeout(patience);
-        let credentials_version = endpoint.credentials_version();
+        let credentials_generation = endpoint.credentials_generation();
         let (core, node) = (Arc::clone(core), Arc::clone(node));
-        Self { core, endpoint, link: None, unanswered: 0, credentials_version, node }
+        Self { core, endpoint, link: None, unanswered: 0, credentials_generation, node }
     }
 
     /// Opens a connection if there is none. Returns whether there is one now.
@@ -175,8 +175,8 @@ impl OwnLink {
 
     fn link(&mut self) -> Result<&mut Link, Failure> {
         let patience = self.reply_wait();
-        let version = self.endpoint.credentials_version();
-        if std::mem::replace(&mut self.credentials_version, version) != version {
+        let generation = self.endpoint.credentials_generation();
+        if std::mem::replace(&mut self.credentials_generation, generation) != generation {
             // The connection was opened with a user or a password that expires soon.
             self.link = None;
         }

@@ -79,7 +79,7 @@ impl Renewer {
         let address = self.own.endpoint.health().address();
         let (mut unanswered, mut refused) = (false, false);
         let (mut accepted, mut refusals) = (Vec::new(), Vec::new());
-        let mut tell = |due: &Renewal, renewed: RenewalOutcome<'_>| {
+        let mut report = |due: &Renewal, renewed: RenewalOutcome<'_>| {
             (due.renewed)(sent_at, renewed, resent);
             // Only a query must be repeated by the renewer. A renewal is repeated by its hold's
             // alarm.
@@ -103,18 +103,18 @@ impl Renewer {
                                 if due.lease.is_some() {
                                     accepted.push(Arc::clone(&due.key));
                                 }
-                                tell(due, Ok((held, is_wanted)));
+                                report(due, Ok((held, is_wanted)));
                             }
                             Renewed::Failed(refusal) => {
                                 refused = true;
                                 let cause = format!("{refusal:#}").into();
                                 refuse(due, &cause);
-                                tell(due, Err(&cause));
+                                report(due, Err(&cause));
                             }
                             Renewed::Unacknowledged(unacknowledged) => {
                                 let cause = format!("{unacknowledged:#}").into();
                                 refuse(due, &cause);
-                                tell(due, Err(&cause));
+                                report(due, Err(&cause));
                             }
                         }
                     }
@@ -127,7 +127,7 @@ impl Renewer {
                 if is_refused {
                     refuse(due, &cause);
                 }
-                tell(due, Err(&cause));
+                report(due, Err(&cause));
             }
         }
         self.log_refusals(&address, &accepted, refusals);

@@ -178,16 +178,16 @@ impl Cluster {
         }
     }
 
-    /// Calls `tell` for each server that the client knows now or finds later.
-    pub fn on_node(&self, tell: impl Fn(&Arc<Node>) + Send + Sync + 'static) {
-        self.nodes().iter().for_each(&tell);
-        let _only_once = self.on_node.set(Box::new(tell));
+    /// Calls `callback` for each server that the client knows now or finds later.
+    pub fn on_node(&self, callback: impl Fn(&Arc<Node>) + Send + Sync + 'static) {
+        self.nodes().iter().for_each(&callback);
+        let _only_once = self.on_node.set(Box::new(callback));
     }
 
     /// Sets the callback for slots with a new owner. The callback gets the sorted slots, and must
     /// not block.
-    pub fn on_moved(&self, tell: impl Fn(&[u16]) + Send + Sync + 'static) {
-        let _only_once = self.on_moved.set(Box::new(tell));
+    pub fn on_moved(&self, callback: impl Fn(&[u16]) + Send + Sync + 'static) {
+        let _only_once = self.on_moved.set(Box::new(callback));
     }
 
     /// Notes that the client ends. After this call no thread waits for a server.
@@ -377,15 +377,15 @@ impl Cluster {
         let node = Arc::new(Node::new(Arc::new(Lane::new(endpoint)), lanes));
         state.nodes.push((host_port.clone(), Arc::clone(&node)));
         drop(state);
-        if let Some(tell) = self.on_node.get() {
-            tell(&node);
+        if let Some(callback) = self.on_node.get() {
+            callback(&node);
         }
         number as u16
     }
 
     fn report_moved(&self, slots: &[u16]) {
-        if let Some(tell) = self.on_moved.get() {
-            tell(slots);
+        if let Some(callback) = self.on_moved.get() {
+            callback(slots);
         }
     }
 

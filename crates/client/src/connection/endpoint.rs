@@ -194,8 +194,8 @@ impl Endpoint {
 
     /// Notes that the server has answered over a new connection.
     pub(super) fn answers(&self) {
-        if let Some(tell) = self.opened.get() {
-            tell();
+        if let Some(callback) = self.opened.get() {
+            callback();
         }
     }
 
@@ -292,7 +292,7 @@ impl Endpoint {
     }
 
     /// The number of times that open connections have received a new user and password.
-    pub fn credentials_version(&self) -> u64 {
+    pub fn credentials_generation(&self) -> u64 {
         self.login.renewals()
     }
 
@@ -304,28 +304,28 @@ impl Endpoint {
 
     /// Sets the callback for new runs of the server. A thread calls the callback while it opens a
     /// connection, so the callback must not block.
-    pub fn on_new_run(&self, tell: impl Fn() + Send + Sync + 'static) {
-        self.runs.on_new(tell);
+    pub fn on_new_run(&self, callback: impl Fn() + Send + Sync + 'static) {
+        self.runs.on_new(callback);
     }
 
     /// Sets the callback for connections on which the server has answered. The thread that opened
     /// the connection calls it, so the callback must not block.
-    pub fn on_opened(&self, tell: impl Fn() + Send + Sync + 'static) {
-        let _only_once = self.opened.set(Box::new(tell));
+    pub fn on_opened(&self, callback: impl Fn() + Send + Sync + 'static) {
+        let _only_once = self.opened.set(Box::new(callback));
     }
 
     /// Sets the callback for a change of the master. The callback must not block.
-    pub fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
+    pub fn on_moved(&self, callback: impl Fn() + Send + Sync + 'static) {
         match &self.target {
             Locator::At { name, .. } => {
                 let health = Arc::clone(&self.health);
-                let told = move || {
+                let moved = move || {
                     health.renamed();
-                    tell();
+                    callback();
                 };
-                name.as_ref().inspect(|name| name.on_moved(told));
+                name.as_ref().inspect(|name| name.on_moved(moved));
             }
-            Locator::Named(sentinels) => sentinels.on_moved(tell),
+            Locator::Named(sentinels) => sentinels.on_moved(callback),
         }
     }
 

@@ -34,7 +34,7 @@ pub struct ServerHealth {
     refuses: Mutex<Option<Outage>>,
     /// The missing rights and features that have been reported. Each is reported once.
     lacks: Mutex<Vec<&'static str>>,
-    told: OnceLock<Box<dyn Fn(HealthNews) + Send + Sync>>,
+    callback: OnceLock<Box<dyn Fn(HealthReport) + Send + Sync>>,
     /// Whether the client has ended.
     ended: AtomicBool,
 }
@@ -56,7 +56,7 @@ enum Noted {
 
 /// A change of a server's health, for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HealthNews {
+pub struct HealthReport {
     /// The address of the server or of the new master, or the host's name that now leads to another
     /// server.
     pub address: Arc<str>,
@@ -104,7 +104,7 @@ impl ServerHealth {
         let (out, state) = (AtomicBool::new(false), Mutex::new(Reach::Works(None)));
         let (refuses, lacks) = (Mutex::new(None), Mutex::default());
         let (met, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { address, out, state, met, refuses, lacks, told: OnceLock::new(), ended }
+        Self { address, out, state, met, refuses, lacks, callback: OnceLock::new(), ended }
     }
 
     /// Returns the server's address for errors and the log.
@@ -117,23 +117,23 @@ impl ServerHealth {
         let address: Arc<str> = address.into();
         let from = std::mem::replace(&mut *self.address.lock(), Arc::clone(&address));
         if !first {
-            self.tell(ServerEvent::Moved(from));
+            self.report(ServerEvent::Moved(from));
         }
     }
 
     /// Notes that the host's name leads to another server now.
     pub(super) fn renamed(&self) {
-        self.tell(ServerEvent::Renamed);
+        self.report(ServerEvent::Renamed);
     }
 
     /// Reports that the client works without a right or feature that it needs.
     pub(super) fn lacks(&self, what: &'static str) {
-        self.tell_lack(what, ServerEvent::Lacks);
+        self.report_lack(what, ServerEvent::Lacks);
     }
 
     /// Like [`lacks`](Self::lacks), for an optional right or feature.
     pub(crate) fn does_without(&self, what: &'static str) {
-        self.tell_lack(what, ServerEvent::Without);
+        self.report_lack(what, ServerEvent::Without);
     }
 
     /// Reports that the server refuses to publish, so waiters receive no message at a release.
@@ -146,21 +146,21 @@ impl ServerHealth {
         self.lacks(NO_PUBLIC_MESSAGE);
     }
 
-    fn tell_lack(&self, what: &'static str, event: fn(&'static str) -> ServerEvent) {
+    fn report_lack(&self, what: &'static str, event: fn(&'static str) -> ServerEvent) {
         let mut lacks = self.lacks.lock();
         if !lacks.contains(&what) {
             lacks.push(what);
-            // If there is no callback yet, `on_news` reports it later.
-            self.tell(event(what));
+            // If there is no callback yet, `on_report` reports it later.
+            self.report(event(what));
         }
     }
 
-    /// Sets the callback for news. The callback is called under the mutex that keeps the news in
-    /// order, so it may only add the news to a queue.
-    pub fn on_news(&self, tell: impl Fn(HealthNews) + Send + Sync + 'static) {
+    /// Sets the callback for reports. The callback is called under the mutex that keeps the reports
+    /// in order, so it may only add the report to a queue.
+    pub fn on_report(&self, callback: impl Fn(HealthReport) + Send + Sync + 'static) {
         let lacks = self.lacks.lock();
-        if self.told.set(Box::new(tell)).is_ok() {
-            lacks.iter().for_each(|&what| self.tell(ServerEvent::Lacks(what)));
+        if self.callback.set(Box::new(callback)).is_ok() {
+            lacks.iter().for_each(|&what| self.report(ServerEvent::Lacks(what)));
         }
     }
 
@@ -175,19 +175,19 @@ impl ServerHealth {
             *state = Reach::Out(Instant::now(), Noted::NotYet);
             self.out.store(true, Ordering::Release);
         }
-        if let Reach::Out(_, told @ Noted::NotYet) = &mut *state
+        if let Reach::Out(_, noted @ Noted::NotYet) = &mut *state
             && let Some((outage, is_first)) = self.notice(&self.address(), begun)
         {
-            *told = Noted::Began(outage);
-            is_first.then(|| self.tell(ServerEvent::Out(cause.to_string())));
+            *noted = Noted::Began(outage);
+            is_first.then(|| self.report(ServerEvent::Out(cause.to_string())));
         }
     }
 
     /// Begins an outage. The `bool` says whether this client reports the outage. A client reports
     /// the beginning only if it can also report the end.
     fn notice(&self, what: &str, begun: Instant) -> Option<(Outage, bool)> {
-        let can_tell = self.told.get().is_some() && !self.ended.load(Ordering::Acquire);
-        can_tell.then(|| Outage::notice(what, begun)).flatten()
+        let can_report = self.callback.get().is_some() && !self.ended.load(Ordering::Acquire);
+        can_report.then(|| Outage::notice(what, begun)).flatten()
     }
 
     /// Notes that the server answered a command that was sent at `sent`. If there is no outage,
@@ -203,7 +203,7 @@ impl ServerHealth {
         {
             let was = std::mem::replace(&mut *state, Reach::Works(Some(Instant::now())));
             self.out.store(false, Ordering::Release);
-            was.end().inspect(|&after| self.tell(ServerEvent::Back(after)));
+            was.end().inspect(|&after| self.report(ServerEvent::Back(after)));
         }
     }
 
@@ -217,7 +217,7 @@ impl ServerHealth {
             let what = format!("{}: {cause}", self.address());
             let Some((outage, is_first)) = self.notice(&what, Instant::now()) else { return };
             *refuses = Some(outage);
-            is_first.then(|| self.tell(ServerEvent::Refuses(cause)));
+            is_first.then(|| self.report(ServerEvent::Refuses(cause)));
         }
     }
 
@@ -232,7 +232,7 @@ impl ServerHealth {
             Reach::Works(_) => None,
         };
         for after in refused.into_iter().chain(out) {
-            self.tell(ServerEvent::GivenUp(after, why));
+            self.report(ServerEvent::GivenUp(after, why));
         }
     }
 
@@ -252,7 +252,7 @@ impl ServerHealth {
         self.met.store(true, Ordering::Relaxed);
         let mut refuses = self.refuses.lock();
         if let Some(after) = refuses.take().and_then(Outage::end) {
-            self.tell(ServerEvent::LetsIn(after));
+            self.report(ServerEvent::LetsIn(after));
         }
         drop(refuses);
         self.works(begun);
@@ -268,9 +268,9 @@ impl ServerHealth {
         self.out.load(Ordering::Acquire)
     }
 
-    fn tell(&self, event: ServerEvent) {
-        if let Some(told) = self.told.get() {
-            told(HealthNews { address: self.address(), event });
+    fn report(&self, event: ServerEvent) {
+        if let Some(callback) = self.callback.get() {
+            callback(HealthReport { address: self.address(), event });
         }
     }
 }
@@ -285,7 +285,7 @@ impl Reach {
     }
 }
 
-impl HealthNews {
+impl HealthReport {
     /// Returns the level of the event's log line.
     pub fn level(&self) -> log::Level {
         use ServerEvent::{Back, GivenUp, Lacks, LetsIn, Moved, Out, Refuses, Renamed, Without};
@@ -297,7 +297,7 @@ impl HealthNews {
     }
 }
 
-impl fmt::Display for HealthNews {
+impl fmt::Display for HealthReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { address, event } = self;
         match event {
@@ -358,7 +358,7 @@ mod tests {
         let health = ServerHealth::new("here:1");
         let heard = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&heard);
-        health.on_news(move |news| told.lock().push(news));
+        health.on_report(move |report| told.lock().push(report));
         let before = Instant::now();
         health.works(before);
         for cause in ["refused", "reset"] {
@@ -366,7 +366,7 @@ mod tests {
         }
         health.works(before);
         let event = ServerEvent::Out("refused".to_owned());
-        let out = HealthNews { address: "here:1".into(), event };
+        let out = HealthReport { address: "here:1".into(), event };
         assert_eq!(*heard.lock(), [out], "a late reply does not end it");
         let in_it = Instant::now();
         for _ in 0..2 {

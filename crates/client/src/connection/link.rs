@@ -365,7 +365,7 @@ impl Link {
             return;
         }
         let (written, given) = (self.connection.written(), self.connection.given());
-        let mut places = Vec::new();
+        let mut ranges = Vec::new();
         let mut gone = 0;
         let mut owed = std::mem::take(&mut self.owed).into_iter().peekable();
         while let Some(mut it) = owed.next() {
@@ -375,15 +375,15 @@ impl Link {
                 && it.begins_at >= written
                 && it.receiver.as_ref().is_some_and(|receiver| receiver.has_left());
             if is_late {
-                places.push((it.begins_at, ends_at));
+                ranges.push((it.begins_at, ends_at));
                 gone += ends_at - it.begins_at;
             } else {
                 it.begins_at -= gone;
                 self.owed.push_back(it);
             }
         }
-        if !places.is_empty() {
-            self.connection.withdraw(&places);
+        if !ranges.is_empty() {
+            self.connection.withdraw(&ranges);
         }
     }
 

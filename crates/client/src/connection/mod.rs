@@ -40,7 +40,7 @@ pub use credentials::Credentials;
 pub use decimal::{decimal, write_decimal};
 pub use endpoint::{Ask, Endpoint};
 pub(crate) use health::ServerHealth;
-pub use health::{HealthNews, ServerEvent};
+pub use health::{HealthReport, ServerEvent};
 #[cfg(models)]
 pub use lane::LaneWork;
 pub use lane::{Lane, LaneCheck, Posted};

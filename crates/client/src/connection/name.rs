@@ -23,7 +23,7 @@ use super::socket::{Closer, look_up};
 use crate::sync::{Condvar, Mutex};
 
 /// How often the name is looked up.
-const EVERY: Duration = Duration::from_secs(5);
+const LOOK_UP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The name of one host, and the open connections to it.
 pub(super) struct HostName {
@@ -61,8 +61,8 @@ impl HostName {
     }
 
     /// Sets the callback for a name that leads to another server. The callback must not block.
-    pub(super) fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
-        let _only_once = self.moved.set(Box::new(tell));
+    pub(super) fn on_moved(&self, callback: impl Fn() + Send + Sync + 'static) {
+        let _only_once = self.moved.set(Box::new(callback));
     }
 
     /// Ends the thread of [`follow`](Self::follow).
@@ -114,7 +114,7 @@ impl HostName {
         if crate::testing::led(&self.host).is_some() {
             return crate::testing::LOOK_UP;
         }
-        EVERY
+        LOOK_UP_INTERVAL
     }
 
     /// Whether a connection leads to an address that is not in the name's `answer`. This alone does
@@ -151,8 +151,8 @@ impl HostName {
             return;
         }
         gone.iter().for_each(|open| open.closer.close());
-        if let Some(tell) = self.moved.get() {
-            tell();
+        if let Some(callback) = self.moved.get() {
+            callback();
         }
     }
 }

@@ -32,13 +32,13 @@ use super::{Credentials, Settings};
 use crate::sync::{Condvar, Mutex};
 
 /// The pause before the next search for a master. A change of the master ends the pause.
-const AGAIN: Duration = Duration::from_millis(100);
+const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// The time limit for each Sentinel's answer in the first round. If all Sentinels are slow, they
 /// share the remaining time in a second round.
-const AT_ONCE: Duration = Duration::from_millis(400);
+const QUICK_ANSWER: Duration = Duration::from_millis(400);
 /// An attempt to connect to a server may take the connect timeout divided by this number. If the
 /// server does not answer in this time, another server may have become the master.
-const ATTEMPTS: u32 = 4;
+const MAX_ATTEMPTS: u32 = 4;
 const SHORTEST_ATTEMPT: Duration = Duration::from_secs(1);
 
 /// The Sentinels of a client, and the master that they report.
@@ -184,8 +184,8 @@ impl Sentinels {
     }
 
     /// Sets the callback for a change of the master. The callback must not block.
-    pub(super) fn on_moved(&self, tell: impl Fn() + Send + Sync + 'static) {
-        let _only_once = self.moved.set(Box::new(tell));
+    pub(super) fn on_moved(&self, callback: impl Fn() + Send + Sync + 'static) {
+        let _only_once = self.moved.set(Box::new(callback));
     }
 
     /// Ends the thread that follows the master, and all searches for a master.
@@ -215,7 +215,7 @@ impl Sentinels {
                 Ok(found) => found,
                 Err(error) => return Err(failed.unwrap_or(error)),
             };
-            let attempt = (self.connect_timeout / ATTEMPTS).max(SHORTEST_ATTEMPT);
+            let attempt = (self.connect_timeout / MAX_ATTEMPTS).max(SHORTEST_ATTEMPT);
             let until = Instant::now().checked_add(attempt).map_or(deadline, |it| it.min(deadline));
             let (address, login) = (master.host_port.instead_of(&self.pattern), &self.of_servers);
             let watch = |closer| self.watch(&master.host_port, closer);
@@ -251,7 +251,7 @@ impl Sentinels {
     /// Sleeps for a moment, or until another master is known. Returns `false` if the time is over.
     fn pause(&self, failed: &Master, deadline: Instant) -> bool {
         let now = Instant::now();
-        let until = now.checked_add(AGAIN).map_or(deadline, |again| again.min(deadline));
+        let until = now.checked_add(RETRY_AFTER).map_or(deadline, |again| again.min(deadline));
         let mut state = self.state.lock();
         let is_known = |state: &SentinelsState| {
             state.master.as_ref().is_some_and(|it| it.host_port == failed.host_port)
@@ -306,7 +306,7 @@ impl Sentinels {
             for (at, host_port) in asked.iter().enumerate() {
                 let left = deadline.saturating_duration_since(Instant::now());
                 let others = u32::try_from(asked.len() - at).unwrap_or(u32::MAX);
-                let share = if at_once { left.min(AT_ONCE) } else { left / others };
+                let share = if at_once { left.min(QUICK_ANSWER) } else { left / others };
                 match self.ask(host_port, share) {
                     Ok(answer) if self.learn(host_port, &answer, false) => {
                         return Ok(FoundMaster { master: answer.master, doubt: None });
@@ -366,9 +366,9 @@ impl Sentinels {
             // A failover counts as a new run of the server, so the renewer checks all holds at
             // once. This must not depend on `INFO`, which the server may refuse.
             if known.is_some()
-                && let Some(tell) = self.moved.get()
+                && let Some(callback) = self.moved.get()
             {
-                tell();
+                callback();
             }
         }
         true

@@ -114,13 +114,13 @@ pub(super) struct Runs {
     /// would seem to have reached two runs.
     incarnation: AtomicU64,
     /// The callback for each run after the first.
-    told: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    callback: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Default for Runs {
     fn default() -> Self {
         let (last, incarnation) = (Mutex::default(), AtomicU64::new(1));
-        Self { last, incarnation, told: OnceLock::new() }
+        Self { last, incarnation, callback: OnceLock::new() }
     }
 }
 
@@ -146,9 +146,9 @@ impl Runs {
         if !is_same
             && !is_first
             && !is_vain
-            && let Some(tell) = self.told.get()
+            && let Some(callback) = self.callback.get()
         {
-            tell();
+            callback();
         }
         number
     }
@@ -163,8 +163,8 @@ impl Runs {
 
     /// Sets the callback for new runs. The thread that opens the first connection to a new run
     /// calls it, so the callback must not block.
-    pub(super) fn on_new(&self, tell: impl Fn() + Send + Sync + 'static) {
-        let _only_once = self.told.set(Box::new(tell));
+    pub(super) fn on_new(&self, callback: impl Fn() + Send + Sync + 'static) {
+        let _only_once = self.callback.set(Box::new(callback));
     }
 }
 

@@ -199,7 +199,7 @@ impl Socket {
     }
 
     /// Sleeps until the socket is readable or writable, or until the deadline.
-    fn await_turn(&self, way: IoDirection) -> io::Result<()> {
+    fn await_ready(&self, way: IoDirection) -> io::Result<()> {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
             match self.open.stream.is_ready(way, left) {
@@ -262,10 +262,10 @@ impl Socket {
         loop {
             match (self.may_leave, way) {
                 (false, _) => self.arm(way, anew)?,
-                (true, IoDirection::Read) => self.await_turn(way)?,
+                (true, IoDirection::Read) => self.await_ready(way)?,
                 // The socket accepts some bytes, but perhaps not all.
                 (true, IoDirection::Write) => {
-                    self.await_turn(way)?;
+                    self.await_ready(way)?;
                     let left = self.deadline.saturating_duration_since(Instant::now());
                     self.set_timeout(way, left.max(MIN_TIMEOUT), anew)?;
                 }

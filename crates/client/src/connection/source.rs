@@ -55,10 +55,10 @@ impl<T> fmt::Debug for Provider<T> {
 }
 
 /// The part of the validity after which the user's code is called again.
-const RENEWED_AFTER: f64 = 0.75;
+const RENEW_AFTER: f64 = 0.75;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 /// The pause before a retry is the validity divided by this number, within the two bounds.
-const RETRY: u32 = 32;
+const RETRY_PART: u32 = 32;
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Calls the user's code on a separate thread, because this code may block or panic. Makes one call
@@ -84,8 +84,8 @@ struct SourceState<T> {
     answered: u64,
     answer: Result<T, String>,
     /// The value with which connections were first opened, or last renewed.
-    told: Option<T>,
-    /// Whether a connection has been opened with a value other than `told`.
+    current: Option<T>,
+    /// Whether a connection has been opened with a value other than `current`.
     differs: bool,
     renew_at: Option<Instant>,
     ended: bool,
@@ -101,7 +101,7 @@ impl<T: Provided> Source<T> {
             begun: 0,
             answered: 0,
             answer: Err(String::new()),
-            told: None,
+            current: None,
             differs: false,
             renew_at: None,
             ended: false,
@@ -180,12 +180,12 @@ impl<T: Provided> Shared<T> {
             let provided = || provide().map_err(|error| error.to_string());
             let answer = catch_unwind(AssertUnwindSafe(provided))
                 .unwrap_or_else(|_| Err(format!("{} panicked", T::SETTING)));
-            let told = self.answered(answer, renews, now);
-            let Some(told) = told else { continue };
+            let report = self.answered(answer, renews, now);
+            let Some(report) = report else { continue };
             if let Some(renewed) = self.renewed.get() {
                 // A panic in the callback must not end this thread.
-                let told = || renewed(told.as_ref().map_err(String::as_str));
-                let _ = catch_unwind(AssertUnwindSafe(told));
+                let call = || renewed(report.as_ref().map_err(String::as_str));
+                let _ = catch_unwind(AssertUnwindSafe(call));
             }
         }
     }
@@ -224,14 +224,14 @@ impl<T: Provided> Shared<T> {
             let pause = time.mul_f64(part).max(SHORTEST_PAUSE);
             now.checked_add(pause)
         };
-        let mut tell = renews;
+        let mut reports = renews;
         match &answer {
             Ok(new) => {
-                let is_same = state.told.as_ref().is_none_or(|told| told.is_same_as(new));
-                let due = new.valid_for().and_then(|time| after(time, RENEWED_AFTER));
+                let is_same = state.current.as_ref().is_none_or(|current| current.is_same_as(new));
+                let due = new.valid_for().and_then(|time| after(time, RENEW_AFTER));
                 if renews {
                     // Send no message if all connections already have this value.
-                    tell = !is_same || state.differs;
+                    reports = !is_same || state.differs;
                     state.differs = false;
                     state.renew_at = due;
                 } else {
@@ -239,24 +239,24 @@ impl<T: Provided> Shared<T> {
                     // Keep the earliest time at which a connection needs a new value.
                     state.renew_at = state.renew_at.into_iter().chain(due).min();
                 }
-                if renews || state.told.is_none() {
-                    state.told = Some(new.clone());
+                if renews || state.current.is_none() {
+                    state.current = Some(new.clone());
                 }
             }
             Err(_) if renews => {
-                let time = state.told.as_ref().and_then(T::valid_for).unwrap_or_default();
-                let pause = (time / RETRY).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+                let time = state.current.as_ref().and_then(T::valid_for).unwrap_or_default();
+                let pause = (time / RETRY_PART).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
                 state.renew_at = now.checked_add(pause);
             }
             Err(_) => {}
         }
-        if tell && answer.is_ok() {
+        if reports && answer.is_ok() {
             // Count before the connections get the new value: a thread that reads the new count and
             // then opens a connection asks the user's code after the change.
             self.renewals.fetch_add(1, Ordering::AcqRel);
         }
         drop(state);
         self.changed.notify_all();
-        tell.then_some(answer)
+        reports.then_some(answer)
     }
 }

@@ -167,11 +167,11 @@ impl Connection {
     }
 
     /// Removes the unwritten bytes of these ranges, which are in ascending order.
-    pub(super) fn withdraw(&mut self, places: &[(u64, u64)]) {
+    pub(super) fn withdraw(&mut self, ranges: &[(u64, u64)]) {
         let mut at = self.written();
         let bytes = std::mem::take(&mut self.unwritten);
         let mut rest = &bytes[..];
-        for (begin, end) in places {
+        for (begin, end) in ranges {
             let (kept, behind) = rest.split_at((begin - at) as usize);
             self.unwritten.extend_from_slice(kept);
             rest = behind.split_at((end - begin) as usize).1;

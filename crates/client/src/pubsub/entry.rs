@@ -177,7 +177,7 @@ impl ChannelEntry {
     }
 
     /// Notes that the subscriber has requested the channel again.
-    pub(crate) fn mark_requested(&self) {
+    pub(crate) fn set_pending(&self) {
         self.state.lock().confirmation = Confirmation::Pending;
     }
 

@@ -199,12 +199,12 @@ impl PubSub {
         self.listen_to(channel, ChannelKind::Single, |node| self.host.wake_subscriber(&node))
     }
 
-    /// `tell` wakes the subscriber thread of a server from its read.
+    /// `wake` wakes the subscriber thread of a server from its read.
     fn listen_to(
         &self,
         channel: &Arc<str>,
         kind: ChannelKind,
-        tell: impl FnOnce(Arc<Node>),
+        wake: impl FnOnce(Arc<Node>),
     ) -> Subscription {
         let mut state = self.state.lock();
         // Look the home up under the mutex: if the slot moves after the look-up, `moved` finds this
@@ -225,7 +225,7 @@ impl PubSub {
         // If the server refused the channel, request it again: the user may have the right now.
         let again = entry.is_refused();
         if again {
-            entry.mark_requested();
+            entry.set_pending();
         }
         let mut reading = None;
         if new || again {
@@ -234,7 +234,7 @@ impl PubSub {
             reading = self.want(&mut state, &home, &entry);
         }
         drop(state);
-        reading.map(tell);
+        reading.map(wake);
         Subscription { entry }
     }
 
@@ -261,7 +261,7 @@ impl PubSub {
         let is_moved = |channel: &str| slots.binary_search(&slot_of(channel.as_bytes())).is_ok();
         let moved = |entry: &&Arc<ChannelEntry>| is_moved(entry.channel());
         let moved: Vec<_> = state.entries.values().filter(moved).cloned().collect();
-        let mut tell: Vec<Arc<Node>> = Vec::new();
+        let mut to_wake: Vec<Arc<Node>> = Vec::new();
         for entry in moved {
             let home = self.servers.home(entry.channel().as_bytes());
             let old = entry.move_to(home.number());
@@ -273,14 +273,14 @@ impl PubSub {
                 queue.wanted.retain(|wanted| !Arc::ptr_eq(wanted, &entry));
                 queue.left.push(Arc::clone(&entry));
                 let node = &queue.subscriber.node;
-                tell.extend(queue.reading.then(|| Arc::clone(node)));
+                to_wake.extend(queue.reading.then(|| Arc::clone(node)));
             }
-            tell.extend(self.want(&mut state, &home, &entry));
+            to_wake.extend(self.want(&mut state, &home, &entry));
         }
         drop(state);
-        tell.sort_by_key(|node| node.number());
-        tell.dedup_by_key(|node| node.number());
-        tell.iter().for_each(|node| self.host.wake_subscriber(node));
+        to_wake.sort_by_key(|node| node.number());
+        to_wake.dedup_by_key(|node| node.number());
+        to_wake.iter().for_each(|node| self.host.wake_subscriber(node));
     }
 
     /// Listens to the client's own channel, on which scripts send messages to this key's waiters.
@@ -295,7 +295,7 @@ impl PubSub {
         self.listen_to_own_by(key, |node| self.host.wake_subscriber_later(node))
     }
 
-    fn listen_to_own_by(&self, key: &str, tell: impl FnOnce(Arc<Node>)) -> Subscription {
+    fn listen_to_own_by(&self, key: &str, wake: impl FnOnce(Arc<Node>)) -> Subscription {
         if self.channels == Channels::Server {
             let Subscriber { own, work, .. } = &**self.sole();
             let state = self.state.lock();
@@ -303,13 +303,13 @@ impl PubSub {
             // A subscriber with a connection has already requested this channel. After a refusal
             // the subscriber has no connection, and requests the channel again when it connects.
             if own.is_refused() {
-                own.mark_requested();
+                own.set_pending();
             }
             work.notify_one();
             drop(state);
             Subscription { entry: Arc::clone(own) }
         } else {
-            self.listen_to(&self.own_channel(key).into(), ChannelKind::Own, tell)
+            self.listen_to(&self.own_channel(key).into(), ChannelKind::Own, wake)
         }
     }
 
@@ -358,11 +358,11 @@ impl PubSub {
             return;
         }
         // The thread that put the first hold into the queue has already woken the subscriber.
-        let tell = queue.reading && queue.to_track.is_empty();
+        let must_wake = queue.reading && queue.to_track.is_empty();
         queue.to_track.push((Arc::clone(key), who));
         queue.subscriber.work.notify_one();
         drop(state);
-        if tell {
+        if must_wake {
             self.host.wake_subscriber_later(home);
         }
     }

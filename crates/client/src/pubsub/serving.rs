@@ -118,7 +118,7 @@ impl<'a> Serving<'a> {
             queue.reading = true;
             // Request refused channels, too: the server may allow them now.
             let entries = state.of_server(self.subscriber);
-            entries.iter().for_each(|entry| entry.mark_requested());
+            entries.iter().for_each(|entry| entry.set_pending());
             entries
         };
         if self.pubsub.may_track {

@@ -8,7 +8,7 @@ use std::time::Instant;
 use redis::{RedisError, Value};
 
 use super::entry::{ChannelEntry, Confirmation};
-use super::tracking::{NO_TRACKING, Tracking, TrackingNews, TrackingStep, TrackingSteps};
+use super::tracking::{NO_TRACKING, Tracking, TrackingAnswer, TrackingStep, TrackingSteps};
 use crate::connection::{Cause, Closer, Node};
 use crate::sync::{Condvar, Mutex};
 
@@ -62,12 +62,12 @@ impl Subscriber {
         step: TrackingStep,
         reply: Result<&Value, &RedisError>,
     ) -> TrackingSteps {
-        let Some((told, steps)) = tracking.answered(step, reply) else {
+        let Some((answer, steps)) = tracking.answered(step, reply) else {
             return TrackingSteps::default();
         };
-        match told {
-            TrackingNews::Tracks => self.tracks.store(true, Ordering::Relaxed),
-            TrackingNews::Refuses => self.record_no_tracking(),
+        match answer {
+            TrackingAnswer::Tracks => self.tracks.store(true, Ordering::Relaxed),
+            TrackingAnswer::Refuses => self.record_no_tracking(),
         }
         steps
     }

@@ -121,7 +121,7 @@ pub(super) type TrackingSteps = (Vec<Command>, Vec<TrackingStep>);
 
 /// Whether the server tracks, according to its last reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TrackingNews {
+pub(super) enum TrackingAnswer {
     Tracks,
     Refuses,
 }
@@ -226,7 +226,7 @@ impl Tracking {
         &mut self,
         step: TrackingStep,
         reply: Result<&Value, &RedisError>,
-    ) -> Option<(TrackingNews, TrackingSteps)> {
+    ) -> Option<(TrackingAnswer, TrackingSteps)> {
         match (step, reply) {
             (TrackingStep::Hello, reply) => {
                 self.hang_ups = 0;
@@ -241,16 +241,16 @@ impl Tracking {
                 let mut steps = TrackingSteps::default();
                 let all: Vec<_> = self.keys.keys().cloned().collect();
                 all.iter().for_each(|key| self.ask(key, &mut steps, |_| true));
-                Some((TrackingNews::Tracks, steps))
+                Some((TrackingAnswer::Tracks, steps))
             }
             (TrackingStep::Begin, _) => {
                 self.state = TrackingState::Off;
-                Some((TrackingNews::Refuses, TrackingSteps::default()))
+                Some((TrackingAnswer::Refuses, TrackingSteps::default()))
             }
             // The server did not read the key (a script may block the server), so it does not track
             // the key.
             (TrackingStep::Ask { key, .. }, Err(error)) if reply_code(error) != "WRONGTYPE" => {
-                self.mark_late(&key);
+                self.add_late(&key);
                 None
             }
             (TrackingStep::Ask { answered, .. }, reply) => {
@@ -270,12 +270,12 @@ impl Tracking {
             entry.asks += 1;
             self.ask(key, steps, |_| true);
         } else {
-            self.mark_late(key);
+            self.add_late(key);
         }
     }
 
     /// Adds the key to `late`, until the subscriber next reads its queue.
-    fn mark_late(&mut self, key: &Arc<str>) {
+    fn add_late(&mut self, key: &Arc<str>) {
         if let Some(entry) = self.keys.get_mut(key)
             && !std::mem::replace(&mut entry.is_late, true)
         {

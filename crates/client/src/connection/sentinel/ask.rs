@@ -30,10 +30,9 @@ impl Sentinels {
         // The reply to `MASTER` has the epoch of the decision (`config-epoch`). The epoch is
         // needed: a Sentinel that was away reports the old master for some seconds. The old master
         // still says that it is a master.
-        let questions: [&[u8]; 3] = [b"GET-MASTER-ADDR-BY-NAME", b"MASTER", b"SENTINELS"];
-        let questions = questions.map(|question| Command::plain(&[b"SENTINEL", question, service]));
-        let bytes: Vec<u8> =
-            questions.iter().flat_map(|question| question.bytes()).copied().collect();
+        let queries: [&[u8]; 3] = [b"GET-MASTER-ADDR-BY-NAME", b"MASTER", b"SENTINELS"];
+        let queries = queries.map(|query| Command::plain(&[b"SENTINEL", query, service]));
+        let bytes: Vec<u8> = queries.iter().flat_map(|query| query.bytes()).copied().collect();
         let mut exchange = || -> RedisResult<[Value; 3]> {
             connection.send_until(&bytes, deadline)?;
             Ok([

@@ -22,11 +22,11 @@ use crate::connection::host_port::HostPort;
 const CHANNELS: [&[u8]; 2] = [b"+switch-master", b"+promoted-slave"];
 /// After a silence of this length the thread sends a PING to the Sentinel. The thread waits equally
 /// long for the reply.
-const LOOK: Duration = Duration::from_secs(1);
+const PING_AFTER: Duration = Duration::from_secs(1);
 /// How often the thread asks another Sentinel for the master.
-const CHECK: Duration = Duration::from_secs(3);
+const CHECK_INTERVAL: Duration = Duration::from_secs(3);
 /// How long this request to another Sentinel may take. The thread reads no message in the meantime.
-const CHECKED_WITHIN: Duration = Duration::from_millis(500);
+const CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 /// The first pause before the thread tries the next Sentinel, after it could not listen to one.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
@@ -74,7 +74,7 @@ impl Sentinels {
     /// Listens to the Sentinel at this address until the connection ends. Returns `Ok` if it could
     /// listen for some time.
     fn listen(&self, host_port: &HostPort, at: &mut usize) -> RedisResult<()> {
-        let within = LOOK.min(self.connect_timeout);
+        let within = PING_AFTER.min(self.connect_timeout);
         let until = Instant::now() + within;
         let mut connection = self.connect(host_port, until)?;
         let mut state = self.state.lock();
@@ -95,16 +95,16 @@ impl Sentinels {
         self.check(host_port, within);
         let (mut checked, mut asked) = (Instant::now(), false);
         loop {
-            match connection.receive_any_until(Instant::now() + LOOK) {
+            match connection.receive_any_until(Instant::now() + PING_AFTER) {
                 Ok(message) => {
                     asked = false;
                     if self.is_switch(message) {
-                        self.check(host_port, CHECKED_WITHIN.max(within));
+                        self.check(host_port, CHECK_TIMEOUT.max(within));
                     }
                 }
                 Err(error) if error.is_timeout() && !asked => {
                     let ping = Command::plain(&[b"PING"]);
-                    connection.send_until(ping.bytes(), Instant::now() + LOOK)?;
+                    connection.send_until(ping.bytes(), Instant::now() + PING_AFTER)?;
                     asked = true;
                 }
                 // The connection has broken, or the Sentinel is silent.
@@ -113,10 +113,10 @@ impl Sentinels {
             if self.state.lock().ended {
                 return Ok(());
             }
-            if checked.elapsed() >= CHECK {
+            if checked.elapsed() >= CHECK_INTERVAL {
                 *at += 1;
                 if let Some(other) = self.nth(*at) {
-                    self.check(&other, CHECKED_WITHIN);
+                    self.check(&other, CHECK_TIMEOUT);
                 }
                 checked = Instant::now();
             }
@@ -125,10 +125,10 @@ impl Sentinels {
 
     /// Like [`listen`](Self::listen), for a user that may not subscribe: asks every few seconds.
     fn check_only(&self, at: &mut usize) -> RedisResult<()> {
-        while self.rest(LOOK) {
+        while self.rest(PING_AFTER) {
             *at += 1;
             if let Some(host_port) = self.nth(*at) {
-                self.check(&host_port, CHECKED_WITHIN);
+                self.check(&host_port, CHECK_TIMEOUT);
             }
         }
         Ok(())
