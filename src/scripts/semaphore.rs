@@ -37,10 +37,10 @@ pub(crate) struct SemaphoreScripts<'a> {
 }
 
 impl SemaphoreScripts<'_> {
-    /// Takes permits for these needs, in order, until a need cannot be met. The first need is met
-    /// if enough permits are free. A later need is met only if all needs so far fit into the share
-    /// of one of `clients` clients. Returns the number of taken permits, which is zero if too few
-    /// were free for the first need, or `None` if there is no such semaphore.
+    /// Takes permits for these needs, in order, until a need cannot be satisfied. The first need is
+    /// satisfied if enough permits are free. A later need is satisfied only if all needs so far fit
+    /// into the share of one of `clients` clients. Returns the number of taken permits, which is
+    /// zero if too few were free for the first need, or `None` if there is no such semaphore.
     pub(crate) fn try_acquire(
         self,
         request_id: RequestId,

@@ -49,9 +49,9 @@ pub(crate) trait PermitSource: Sized {
 
     /// Sends one request for these needs. The server meets the needs in order, each need completely
     /// or not at all. `clients`: the number of processes that share the free permits. The first
-    /// need is met if enough permits are free, and the further needs only within the share of one
-    /// process. Without this limit the other processes would starve, because the process that has
-    /// just released permits is the first to ask.
+    /// need is satisfied if enough permits are free, and the further needs only within the share of
+    /// one process. Without this limit the other processes would starve, because the process that
+    /// has just released permits is the first to ask.
     fn request(
         self: &Arc<Self>,
         needs: &[u32],
