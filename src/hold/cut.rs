@@ -62,7 +62,7 @@ impl LeaseCut {
 
     /// Takes the server's answer to a renewal. [`next_cut`](Self::next_cut) returned `longer` for
     /// this renewal. `resent` is true if the renewal was sent twice.
-    pub(super) fn answered(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
+    pub(super) fn record_answer(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
         let is_cut = matches!(longer, Longer::Cut(_));
         if is_cut && (resent || held.is_err()) {
             // The server may still run a cut that it has not answered.

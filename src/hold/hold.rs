@@ -401,7 +401,7 @@ impl Hold {
 
     /// Takes the server's [answer](LeaseCut::answered) to a renewal that was sent with `longer`.
     pub(crate) fn cut_answered(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
-        self.cut.answered(longer, held, resent);
+        self.cut.record_answer(longer, held, resent);
     }
 
     /// Whether the server may keep the hold past the deadline that this process knows. The result

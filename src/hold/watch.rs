@@ -221,7 +221,7 @@ impl<T: Leaseholder> Task for T {
             return None;
         }
         if looks {
-            hold.looks(now, || self.core().listen_for_wants(self.key()));
+            hold.looks(now, || self.core().listen_for_wanted(self.key()));
         }
         self.arm();
         (looks || lease.is_some()).then(|| self.renewal(hold, lease))

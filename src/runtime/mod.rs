@@ -78,7 +78,7 @@ pub(crate) struct Core {
     /// repetition after a failover.
     has_logged_forgotten: AtomicBool,
     /// Whether a hold of this client has ever listened for the message that others wait.
-    listens_for_wants: AtomicBool,
+    listens_for_wanted: AtomicBool,
     last_heartbeat: AtomicU64,
     counts: EventCounts,
     /// The waits that have lasted for a long time. Each waiting thread adds and removes its own
@@ -146,7 +146,7 @@ impl Core {
             changes: Arc::default(),
             server_clock: Arc::default(),
             has_logged_forgotten: AtomicBool::new(false),
-            listens_for_wants: AtomicBool::new(false),
+            listens_for_wanted: AtomicBool::new(false),
             last_heartbeat: AtomicU64::new(0),
             counts: EventCounts::default(),
             waits: Mutex::default(),
@@ -341,8 +341,8 @@ impl Core {
     /// Listens for the message that others wait for a hold of this key. From here on, such holds
     /// ask the server each time the server confirms a subscription to the client's own channel.
     /// Does no I/O.
-    pub(crate) fn listen_for_wants(&self, key: &str) -> Subscription {
-        self.listens_for_wants.store(true, Ordering::SeqCst);
+    pub(crate) fn listen_for_wanted(&self, key: &str) -> Subscription {
+        self.listens_for_wanted.store(true, Ordering::SeqCst);
         self.pubsub.listen_to_own_soon(key)
     }
 
@@ -361,11 +361,11 @@ impl Core {
 
     /// Checks whether other clients use the other kind of channels (sharded or not).
     fn compare_channels(&self, node: &Arc<Node>) {
-        for query in self.pubsub.comparisons(node) {
+        for query in self.pubsub.comparison_commands(node) {
             let core = Weak::clone(&self.itself);
             let receiver = move |outcome: Outcome| {
                 if let Some(core) = core.upgrade()
-                    && let Some(line) = core.pubsub.compared(&outcome)
+                    && let Some(line) = core.pubsub.read_comparison(&outcome)
                 {
                     core.watchdog.log(Level::Warn, || line);
                 }
@@ -446,9 +446,9 @@ impl Host for SubscriberHost {
         self.core.upgrade().inspect(|core| core.watchdog.wake_subscriber(node));
     }
 
-    fn resubscribed(&self) {
+    fn on_resubscribed(&self) {
         let core = self.core.upgrade();
-        if let Some(core) = core.filter(|core| core.listens_for_wants.load(Ordering::SeqCst)) {
+        if let Some(core) = core.filter(|core| core.listens_for_wanted.load(Ordering::SeqCst)) {
             core.members.all().into_iter().for_each(|member| member.hear_wanted(None));
         }
     }

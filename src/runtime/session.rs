@@ -245,7 +245,7 @@ impl Core {
                 cluster.on_node(watch);
                 let (core, renew) = (Arc::downgrade(self), self.watchdog.on_slots_moved());
                 cluster.on_moved(move |slots| {
-                    core.upgrade().inspect(|core| core.pubsub.moved(slots));
+                    core.upgrade().inspect(|core| core.pubsub.move_channels(slots));
                     renew(slots);
                 });
             }

@@ -296,7 +296,7 @@ impl Site {
         match outcome {
             Ok(Released::HandedOn | Released::Done) => Ok(()),
             Ok(Released::PublishRefused) => {
-                self.route.lane().endpoint().health().lacks_public_message();
+                self.route.lane().endpoint().health().report_public_message_missing();
                 Ok(())
             }
             Ok(Released::LeftToOthers) => {

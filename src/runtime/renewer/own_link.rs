@@ -180,7 +180,7 @@ impl OwnLink {
             // The connection was opened with a user or a password that expires soon.
             self.link = None;
         }
-        self.link.take_if(|link| !link.is_alive());
+        self.link.take_if(|link| !link.check_alive());
         match &mut self.link {
             Some(link) => Ok(link),
             none => Ok(none.insert(Link::open(&self.endpoint.with_response_timeout(patience))?)),

@@ -418,7 +418,7 @@ impl Release {
                 site.record_applied(self.request_id, self.permits.into(), mark);
                 let listeners = listeners.unwrap_or(0);
                 if listeners == REFUSED {
-                    site.route.lane().endpoint().health().lacks_publish();
+                    site.route.lane().endpoint().health().report_publish_missing();
                 }
                 site.gate.with_turn(|turn| turn.record_listeners(listeners, clock::now()));
                 return match unacknowledged {

@@ -205,7 +205,7 @@ impl ExpirableSite {
     fn record_listeners(&self, released: &ReturnedPermits) {
         if let Some(listeners) = released.listeners {
             if listeners == REFUSED {
-                self.route.lane().endpoint().health().lacks_publish();
+                self.route.lane().endpoint().health().report_publish_missing();
             }
             self.gate.with_turn(|turn| turn.record_listeners(listeners, clock::now()));
         }

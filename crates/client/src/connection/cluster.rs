@@ -299,7 +299,7 @@ impl Cluster {
         let (mut best, mut heard) = (None::<View>, 0);
         for &host_port in host_ports {
             let asked = ask(&self.template.of_same_cluster(host_port, 0), ANSWER_TIMEOUT);
-            self.state.lock().answered(host_port, asked.is_ok());
+            self.state.lock().record_answer(host_port, asked.is_ok());
             let Ok(asked) = asked else { continue };
             let Ok(ranges) = ranges(&asked.slots, host_port, &self.map) else { continue };
             // A server that knows no slots has been removed from the cluster.
@@ -354,7 +354,7 @@ impl Cluster {
         drop(state);
         // The report may call foreign code, so this thread must hold no mutex here.
         if let Some(node) = unsaid {
-            node.endpoint.health().does_without(NO_CLUSTER_INFO);
+            node.endpoint.health().report_missing_option(NO_CLUSTER_INFO);
         }
         changed
     }
@@ -404,7 +404,7 @@ impl ClusterState {
         self.owners.contains(&(node.number() as u16))
     }
 
-    fn answered(&mut self, host_port: &HostPort, answers: bool) {
+    fn record_answer(&mut self, host_port: &HostPort, answers: bool) {
         self.silent.retain(|silent| silent != host_port);
         if !answers {
             self.silent.push(host_port.clone());

@@ -388,7 +388,7 @@ impl Command {
     }
 
     /// Whether ASKING is sent before the command, in the same packet.
-    pub(crate) fn asks(&self) -> bool {
+    pub(crate) fn needs_asking(&self) -> bool {
         self.asks
     }
 

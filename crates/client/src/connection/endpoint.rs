@@ -223,16 +223,16 @@ impl Endpoint {
         });
         let (connection, server) = opened.inspect_err(|error| {
             if super::reply::is_refusal(error) {
-                self.health.refused(error);
+                self.health.record_refusal(error);
             } else {
-                self.health.failed(now, error);
+                self.health.record_failure(now, error);
             }
         })?;
         if !server.says_its_run() {
-            self.health.lacks(NO_INFO);
+            self.health.report_missing(NO_INFO);
         }
-        let run = Run::met(&self.runs, server, self.asks);
-        self.health.opened(now);
+        let run = Run::record(&self.runs, server, self.asks);
+        self.health.record_open(now);
         Ok((connection, run))
     }
 
@@ -320,7 +320,7 @@ impl Endpoint {
             Locator::At { name, .. } => {
                 let health = Arc::clone(&self.health);
                 let moved = move || {
-                    health.renamed();
+                    health.record_rename();
                     callback();
                 };
                 name.as_ref().inspect(|name| name.on_moved(moved));

@@ -29,7 +29,7 @@ pub struct ServerHealth {
     out: AtomicBool,
     state: Mutex<Reach>,
     /// Whether a connection was ever opened.
-    met: AtomicBool,
+    ever_opened: AtomicBool,
     /// The server's refusal of new connections, if it refuses them.
     refuses: Mutex<Option<Outage>>,
     /// The missing rights and features that have been reported. Each is reported once.
@@ -103,8 +103,8 @@ impl ServerHealth {
         let address = Mutex::new(address.into());
         let (out, state) = (AtomicBool::new(false), Mutex::new(Reach::Works(None)));
         let (refuses, lacks) = (Mutex::new(None), Mutex::default());
-        let (met, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { address, out, state, met, refuses, lacks, callback: OnceLock::new(), ended }
+        let (ever_opened, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { address, out, state, ever_opened, refuses, lacks, callback: OnceLock::new(), ended }
     }
 
     /// Returns the server's address for errors and the log.
@@ -113,7 +113,7 @@ impl ServerHealth {
     }
 
     /// Notes that another server replaces this server. `first`: whether there was no server before.
-    pub(super) fn moved(&self, address: &str, first: bool) {
+    pub(super) fn record_move(&self, address: &str, first: bool) {
         let address: Arc<str> = address.into();
         let from = std::mem::replace(&mut *self.address.lock(), Arc::clone(&address));
         if !first {
@@ -122,28 +122,29 @@ impl ServerHealth {
     }
 
     /// Notes that the host's name leads to another server now.
-    pub(super) fn renamed(&self) {
+    pub(super) fn record_rename(&self) {
         self.report(ServerEvent::Renamed);
     }
 
     /// Reports that the client works without a right or feature that it needs.
-    pub(super) fn lacks(&self, what: &'static str) {
+    pub(super) fn report_missing(&self, what: &'static str) {
         self.report_lack(what, ServerEvent::Lacks);
     }
 
-    /// Like [`lacks`](Self::lacks), for an optional right or feature.
-    pub(crate) fn does_without(&self, what: &'static str) {
+    /// Like [`report_missing`](Self::report_missing), for an optional right or feature.
+    pub(crate) fn report_missing_option(&self, what: &'static str) {
         self.report_lack(what, ServerEvent::Without);
     }
 
     /// Reports that the server refuses to publish, so waiters receive no message at a release.
-    pub fn lacks_publish(&self) {
-        self.lacks(NO_MESSAGES);
+    pub fn report_publish_missing(&self) {
+        self.report_missing(NO_MESSAGES);
     }
 
-    /// Like [`lacks_publish`](Self::lacks_publish), for a message that only other libraries need.
-    pub fn lacks_public_message(&self) {
-        self.lacks(NO_PUBLIC_MESSAGE);
+    /// Like [`report_publish_missing`](Self::report_publish_missing), for a message that only other
+    /// libraries need.
+    pub fn report_public_message_missing(&self) {
+        self.report_missing(NO_PUBLIC_MESSAGE);
     }
 
     fn report_lack(&self, what: &'static str, event: fn(&'static str) -> ServerEvent) {
@@ -166,7 +167,7 @@ impl ServerHealth {
 
     /// Notes a failed attempt that began at `begun`: no connection could be opened, or the server
     /// did not answer in time.
-    pub(crate) fn failed(&self, begun: Instant, cause: &dyn fmt::Display) {
+    pub(crate) fn record_failure(&self, begun: Instant, cause: &dyn fmt::Display) {
         let mut state = self.state.lock();
         // An attempt that began before the last outage ended does not show a new outage.
         if let Reach::Works(since) = *state
@@ -192,7 +193,7 @@ impl ServerHealth {
 
     /// Notes that the server answered a command that was sent at `sent`. If there is no outage,
     /// only reads a flag.
-    pub(crate) fn works(&self, sent: Instant) {
+    pub(crate) fn record_reply(&self, sent: Instant) {
         if !self.is_out() {
             return;
         }
@@ -208,7 +209,7 @@ impl ServerHealth {
     }
 
     /// Notes that the server refused a new connection.
-    pub(crate) fn refused(&self, cause: &dyn fmt::Display) {
+    pub(crate) fn record_refusal(&self, cause: &dyn fmt::Display) {
         let mut refuses = self.refuses.lock();
         if refuses.is_none() {
             let cause = cause.to_string();
@@ -248,19 +249,19 @@ impl ServerHealth {
     }
 
     /// Notes that an attempt that began at `begun` has opened a connection.
-    pub(crate) fn opened(&self, begun: Instant) {
-        self.met.store(true, Ordering::Relaxed);
+    pub(crate) fn record_open(&self, begun: Instant) {
+        self.ever_opened.store(true, Ordering::Relaxed);
         let mut refuses = self.refuses.lock();
         if let Some(after) = refuses.take().and_then(Outage::end) {
             self.report(ServerEvent::LetsIn(after));
         }
         drop(refuses);
-        self.works(begun);
+        self.record_reply(begun);
     }
 
     /// Whether a connection was ever opened.
-    pub(crate) fn was_met(&self) -> bool {
-        self.met.load(Ordering::Relaxed)
+    pub(crate) fn was_ever_opened(&self) -> bool {
+        self.ever_opened.load(Ordering::Relaxed)
     }
 
     /// Whether there is an outage, as far as this client has noticed.
@@ -360,23 +361,23 @@ mod tests {
         let told = Arc::clone(&heard);
         health.on_report(move |report| told.lock().push(report));
         let before = Instant::now();
-        health.works(before);
+        health.record_reply(before);
         for cause in ["refused", "reset"] {
-            health.failed(before, &cause);
+            health.record_failure(before, &cause);
         }
-        health.works(before);
+        health.record_reply(before);
         let event = ServerEvent::Out("refused".to_owned());
         let out = HealthReport { address: "here:1".into(), event };
         assert_eq!(*heard.lock(), [out], "a late reply does not end it");
         let in_it = Instant::now();
         for _ in 0..2 {
-            health.works(Instant::now());
+            health.record_reply(Instant::now());
         }
         assert_eq!(heard.lock().len(), 2);
         assert!(matches!(heard.lock()[1].event, ServerEvent::Back(_)));
-        health.failed(in_it, &"late");
+        health.record_failure(in_it, &"late");
         assert_eq!(heard.lock().len(), 2, "a late failure begins none");
-        health.failed(Instant::now(), &"again");
+        health.record_failure(Instant::now(), &"again");
         assert_eq!(heard.lock().len(), 3);
     }
 }

@@ -169,8 +169,8 @@ impl Link {
 
     /// Whether a command may be sent over the link. After a long silence, tests the link with a
     /// PING. After `false`, the link must not be used.
-    pub fn is_alive(&mut self) -> bool {
-        if self.is_trusted() {
+    pub fn check_alive(&mut self) -> bool {
+        if self.check_trusted() {
             return true;
         }
         if self.connection.is_closed() || !self.run.is_last() {
@@ -186,7 +186,7 @@ impl Link {
     }
 
     /// Whether a command may be sent over the link without a test.
-    pub(super) fn is_trusted(&mut self) -> bool {
+    pub(super) fn check_trusted(&mut self) -> bool {
         // There is one master. After a connection to a later run, this link must not be used.
         if self.connection.is_closed() || !self.run.is_last() {
             return false;
@@ -371,7 +371,7 @@ impl Link {
         while let Some(mut it) = owed.next() {
             let ends_at = owed.peek().map_or(given, |next| next.begins_at);
             let is_late = it.command.is_take()
-                && !it.command.asks()
+                && !it.command.needs_asking()
                 && it.begins_at >= written
                 && it.receiver.as_ref().is_some_and(|receiver| receiver.has_left());
             if is_late {
@@ -408,7 +408,7 @@ impl Link {
         let mut bytes = Vec::new();
         let mut acks = None;
         for (command, receiver, awaited) in batch {
-            if command.asks() {
+            if command.needs_asking() {
                 let asking = Command::plain(&[b"ASKING"]);
                 let begins_at = self.position_after(&bytes);
                 bytes.extend_from_slice(asking.bytes());
@@ -524,7 +524,7 @@ impl Link {
         loop {
             let dead_at = self.dead_at();
             match self.connection.receive_in_part(limit.soon(dead_at)) {
-                Ok(reply) => return Ok(Some(self.received(reply, trusted_at))),
+                Ok(reply) => return Ok(Some(self.record_received(reply, trusted_at))),
                 Err(error) if error.is_timeout() && Instant::now() < dead_at => {
                     if limit.is_over() {
                         return Ok(None);
@@ -534,7 +534,7 @@ impl Link {
                     // The silence counts from `owes_since`, even if other threads have written
                     // later: a write does not show that the server is alive.
                     if error.is_timeout() {
-                        self.health.failed(self.owes_since, &error);
+                        self.health.record_failure(self.owes_since, &error);
                     }
                     return Err(self.after_write(error));
                 }
@@ -665,7 +665,7 @@ impl Link {
             return Err(self.misaligned());
         }
         let Some(receiver) = owed.receiver else {
-            self.acknowledged(&reply, &owed.command);
+            self.handle_wait_reply(&reply, &owed.command);
             return Ok(None);
         };
         if !owed.retried
@@ -718,7 +718,7 @@ impl Link {
 
     /// Handles the reply to a WAIT. The WAIT was written over the same connection, after all
     /// unacknowledged commands.
-    fn acknowledged(&mut self, answer: &Value, wait: &Command) {
+    fn handle_wait_reply(&mut self, answer: &Value, wait: &Command) {
         let Some(acks) = wait.acks() else { return };
         self.waits = self.waits.saturating_sub(1);
         // The next WAIT begins now or has already begun.
@@ -754,13 +754,13 @@ impl Link {
     /// bytes one by one cannot block the reader for long.
     fn receive(&mut self, until: Instant, trusted_at: u64) -> Outcome {
         match self.connection.receive_until(until) {
-            Ok(reply) => Ok(self.received(reply, trusted_at)),
+            Ok(reply) => Ok(self.record_received(reply, trusted_at)),
             Err(error) => Err(self.not_received(error)),
         }
     }
 
     /// Notes what a reply shows about the server. For `trusted_at` see [`Owed`].
-    fn received(&mut self, reply: Value, trusted_at: u64) -> Value {
+    fn record_received(&mut self, reply: Value, trusted_at: u64) -> Value {
         self.alive_at = self.alive_at.max(trusted_at);
         self.owes_since = self.owes_since.max(self.wrote_at);
         self.is_wrong_server |= is_wrong_server_reply(&reply);
@@ -774,7 +774,7 @@ impl Link {
         // Only the reply to the last command shows that the server is alive now. Earlier replies
         // may have arrived long before.
         if self.owed.is_empty() {
-            self.health.works(self.wrote_at);
+            self.health.record_reply(self.wrote_at);
         }
         reply
     }
@@ -783,7 +783,7 @@ impl Link {
         // Replies for which no thread waits are read with a short time limit. The end of this short
         // limit does not show that the server is out of reach.
         if error.is_timeout() && self.wrote_at.elapsed() >= self.response_timeout {
-            self.health.failed(self.wrote_at, &error);
+            self.health.record_failure(self.wrote_at, &error);
         }
         self.after_write(error)
     }

@@ -45,7 +45,13 @@ impl Cause {
     /// Returns the cause for an error that this process noticed.
     pub fn new(error: impl Into<RedisError>, health: &ServerHealth) -> Self {
         let error = Arc::new(error.into());
-        Self { error, address: health.address(), met: health.was_met(), command: None, holds: None }
+        Self {
+            error,
+            address: health.address(),
+            met: health.was_ever_opened(),
+            command: None,
+            holds: None,
+        }
     }
 
     /// Returns the cause for an error that a server sent.

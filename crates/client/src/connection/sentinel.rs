@@ -230,7 +230,7 @@ impl Sentinels {
                 }
                 Ok((connection, server)) => {
                     if server.is_master.is_none() {
-                        self.health.lacks(NO_ROLE);
+                        self.health.report_missing(NO_ROLE);
                     }
                     return Ok((connection, server));
                 }
@@ -361,7 +361,7 @@ impl Sentinels {
         if !is_same {
             // Close the connections to the old master: there must be only one master.
             old.iter().for_each(Closer::close);
-            self.health.moved(&answer.master.host_port.to_string(), known.is_none());
+            self.health.record_move(&answer.master.host_port.to_string(), known.is_none());
             self.changed.notify_all();
             // A failover counts as a new run of the server, so the renewer checks all holds at
             // once. This must not depend on `INFO`, which the server may refuse.

@@ -129,7 +129,7 @@ impl Runs {
     /// run. `asked`: whether the code behind the callback has opened this connection. If it has,
     /// and the server does not report its run, the callback is not called. Otherwise this code
     /// would open the next connection, and so on for ever.
-    pub(super) fn met(&self, server: InfoReply, asked: bool) -> Option<u64> {
+    pub(super) fn record(&self, server: InfoReply, asked: bool) -> Option<u64> {
         let mut last = self.last.lock();
         let says_its_run = server.says_its_run();
         let is_vain = asked && !says_its_run;
@@ -176,9 +176,9 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Notes a new connection: see [`Runs::met`].
-    pub(super) fn met(runs: &Arc<Runs>, server: InfoReply, asked: bool) -> Self {
-        Self { number: runs.met(server, asked), runs: Arc::clone(runs) }
+    /// Notes a new connection: see [`Runs::record`].
+    pub(super) fn record(runs: &Arc<Runs>, server: InfoReply, asked: bool) -> Self {
+        Self { number: runs.record(server, asked), runs: Arc::clone(runs) }
     }
 
     /// Whether the client has connected to no newer run, as far as servers report their runs.
@@ -224,10 +224,10 @@ mod tests {
         for (run_id, expected) in
             [("a", (1, 0)), ("a", (1, 0)), ("b", (2, 1)), ("b", (2, 1)), ("a", (3, 2))]
         {
-            assert_eq!(runs.met(server(Some(run_id)), true), Some(expected.0));
+            assert_eq!(runs.record(server(Some(run_id)), true), Some(expected.0));
             assert_eq!(seen(), expected);
         }
-        assert_eq!([(); 2].map(|()| runs.met(server(None), false)), [None; 2]);
+        assert_eq!([(); 2].map(|()| runs.record(server(None), false)), [None; 2]);
         assert_eq!(seen(), (5, 4), "a server that does not say may be another one each time");
     }
 }

@@ -149,7 +149,7 @@ impl Route {
 
     /// Adds the refused command to an outcome that is a refusal. If the reason is the type of the
     /// key's value, adds this type, too.
-    fn explained(&self, outcome: Outcome, command: &Command) -> Outcome {
+    fn explain(&self, outcome: Outcome, command: &Command) -> Outcome {
         let mut cause = match outcome {
             Err(Failure::Refused(cause)) => cause,
             outcome => return outcome,
@@ -186,7 +186,7 @@ impl Route {
             Self::Server(lane) => lane.call_twice(command, copy),
             Self::Slot(slot) => slot.call_twice(command, copy),
         };
-        (self.explained(outcome, command), in_doubt)
+        (self.explain(outcome, command), in_doubt)
     }
 }
 

@@ -17,7 +17,7 @@ impl PubSub {
     /// Returns commands that ask a server of a cluster how many clients listen to the other kind of
     /// channels. The replies count all redlatch clients, and the Redisson clients that listen to
     /// channels of this client's names.
-    pub fn comparisons(&self, node: &Node) -> Vec<Command> {
+    pub fn comparison_commands(&self, node: &Node) -> Vec<Command> {
         if !self.compares.load(Ordering::Relaxed) {
             return Vec::new();
         }
@@ -43,9 +43,9 @@ impl PubSub {
         }
     }
 
-    /// Handles the reply to a command of [`comparisons`](Self::comparisons). Returns a message for
-    /// the log when it first finds clients with the other kind of channels.
-    pub fn compared(&self, outcome: &Outcome) -> Option<String> {
+    /// Handles the reply to a command of [`comparison_commands`](Self::comparison_commands).
+    /// Returns a message for the log when it first finds clients with the other kind of channels.
+    pub fn read_comparison(&self, outcome: &Outcome) -> Option<String> {
         let found = match outcome {
             Ok(Value::Array(counts)) => counts.iter().any(|it| matches!(it, Value::Int(1..))),
             Ok(_) => false,

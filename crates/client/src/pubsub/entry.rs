@@ -169,7 +169,7 @@ impl ChannelEntry {
 
     /// Notes that the connection has ended. This wakes no thread: the next confirmation wakes the
     /// waiters.
-    pub(crate) fn disconnected(&self) {
+    pub(crate) fn record_disconnect(&self) {
         let mut state = self.state.lock();
         if let Confirmation::Confirmed = state.confirmation {
             state.confirmation = Confirmation::Pending;
@@ -213,7 +213,7 @@ mod tests {
         let entry = ChannelEntry::new("latch".into(), ChannelKind::Shared, 0, 0);
         entry.record_confirmation(Confirmation::Confirmed);
         entry.record_message(b"0".to_vec());
-        entry.disconnected();
+        entry.record_disconnect();
         assert_eq!(entry.message(), b"0");
         entry.record_confirmation(Confirmation::Confirmed);
         assert_eq!((entry.message(), entry.version()), (Vec::new(), 3));

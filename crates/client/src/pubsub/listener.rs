@@ -39,7 +39,7 @@ impl PubSub {
                 queue.reading = false;
             }
             for entry in state.of_server(subscriber) {
-                entry.disconnected();
+                entry.record_disconnect();
             }
             // Drop channels without a listener before the thread subscribes again.
             state.drop_entries(|entry| entry.home() == server && entry.idle_since().is_some());
@@ -59,7 +59,7 @@ impl PubSub {
     /// Sleeps until a thread wants a channel, or until a hold must be tracked. Returns `false` if
     /// the client is shut down, or if the server has left the cluster.
     fn wait_for_work(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
-        let is_tracked = tracking.is_needed();
+        let is_tracked = tracking.retain_needed();
         let mut state = self.state.lock();
         while !self.is_wanted(subscriber, is_tracked, &state) && !self.is_shut_down() {
             if self.is_left(subscriber) {
@@ -92,11 +92,11 @@ impl PubSub {
     /// Whether the thread's work is over: its server has left the cluster and no thread wants a
     /// channel there. [`wait_for_work`](Self::wait_for_work) makes the same check while there is no
     /// connection.
-    pub(super) fn is_over(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
+    pub(super) fn end_if_over(&self, subscriber: &Subscriber, tracking: &mut Tracking) -> bool {
         if !self.is_left(subscriber) {
             return false;
         }
-        let is_tracked = tracking.is_needed();
+        let is_tracked = tracking.retain_needed();
         let mut state = self.state.lock();
         let is_over = !self.is_wanted(subscriber, is_tracked, &state);
         if is_over {

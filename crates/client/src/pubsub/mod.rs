@@ -107,7 +107,7 @@ pub trait Host: Send + Sync {
 
     /// Handles each confirmation of a subscription to the client's own channel. Earlier messages
     /// may have been missed. Called on a subscriber thread with no mutex held.
-    fn resubscribed(&self) {}
+    fn on_resubscribed(&self) {}
 }
 
 impl fmt::Debug for PubSub {
@@ -207,8 +207,8 @@ impl PubSub {
         wake: impl FnOnce(Arc<Node>),
     ) -> Subscription {
         let mut state = self.state.lock();
-        // Look the home up under the mutex: if the slot moves after the look-up, `moved` finds this
-        // entry.
+        // Look the home up under the mutex: if the slot moves after the look-up, `move_channels`
+        // finds this entry.
         let home = self.servers.home(channel.as_bytes());
         let first_version = state.first_version;
         let (entry, new) = match state.entries.entry(Arc::clone(channel)) {
@@ -255,7 +255,7 @@ impl PubSub {
     /// once. Their tracked keys move when the old server's subscriber thread next reads its queue.
     /// (The later move of the tracked keys is early enough, because a moved hold is renewed at
     /// once.)
-    pub fn moved(&self, slots: &[u16]) {
+    pub fn move_channels(&self, slots: &[u16]) {
         let mut state = self.state.lock();
         state.queues.values_mut().for_each(|queue| queue.moved = true);
         let is_moved = |channel: &str| slots.binary_search(&slot_of(channel.as_bytes())).is_ok();
@@ -268,7 +268,7 @@ impl PubSub {
             if old == home.number() {
                 continue;
             }
-            entry.disconnected();
+            entry.record_disconnect();
             if let Some(queue) = state.queues.get_mut(&old) {
                 queue.wanted.retain(|wanted| !Arc::ptr_eq(wanted, &entry));
                 queue.left.push(Arc::clone(&entry));

@@ -83,24 +83,24 @@ impl<'a> Serving<'a> {
             match event {
                 PubSubEvent::Subscribed(channel) => {
                     works();
-                    self.subscribed(&channel)?;
+                    self.handle_subscribed(&channel)?;
                 }
-                PubSubEvent::Unsubscribed(channel) => self.unsubscribed(&channel)?,
+                PubSubEvent::Unsubscribed(channel) => self.handle_unsubscribed(&channel)?,
                 PubSubEvent::Message(channel, message) => {
-                    let was_control = self.message(&channel, message)?;
-                    if was_control && self.pubsub.is_over(self.subscriber, self.tracking) {
+                    let was_control = self.handle_message(&channel, message)?;
+                    if was_control && self.pubsub.end_if_over(self.subscriber, self.tracking) {
                         return Ok(());
                     }
                 }
                 PubSubEvent::Changed(keys) => {
-                    let steps = self.tracking.changed(keys.as_deref());
-                    self.take(steps)?;
+                    let steps = self.tracking.handle_change(keys.as_deref());
+                    self.send_steps(steps)?;
                 }
                 PubSubEvent::Pong => {
                     self.next_if(|next| matches!(next, Unanswered::Ping(_)));
                 }
-                PubSubEvent::Reply(reply) => self.replied(&reply)?,
-                PubSubEvent::Refused(error) => self.refused(error)?,
+                PubSubEvent::Reply(reply) => self.handle_reply(&reply)?,
+                PubSubEvent::Refused(error) => self.handle_refusal(error)?,
                 PubSubEvent::Other => {}
             }
         }
@@ -126,12 +126,12 @@ impl<'a> Serving<'a> {
             if steps.0.is_empty() {
                 self.subscriber.record_no_tracking();
             }
-            self.take(steps)?;
+            self.send_steps(steps)?;
         }
         self.ask_each(ChannelVerb::Subscribe, channels)
     }
 
-    fn subscribed(&mut self, channel: &[u8]) -> Result<(), RedisError> {
+    fn handle_subscribed(&mut self, channel: &[u8]) -> Result<(), RedisError> {
         self.asked.pop_front();
         if let Some(entry) = self.entry(channel) {
             if Arc::ptr_eq(&entry, &self.subscriber.own) {
@@ -139,13 +139,13 @@ impl<'a> Serving<'a> {
             }
             entry.record_confirmation(Confirmation::Confirmed);
             if entry.kind() == ChannelKind::Own {
-                self.pubsub.host.resubscribed();
+                self.pubsub.host.on_resubscribed();
             }
         }
         Ok(())
     }
 
-    fn unsubscribed(&mut self, channel: &[u8]) -> Result<(), RedisError> {
+    fn handle_unsubscribed(&mut self, channel: &[u8]) -> Result<(), RedisError> {
         match self.asked.front() {
             Some(Unanswered::Unsubscribe(left)) if left.channel().as_bytes() == channel => {
                 self.asked.pop_front();
@@ -157,7 +157,7 @@ impl<'a> Serving<'a> {
             // the server that has the slot.
             _ => {
                 if let Some(entry) = self.entry(channel) {
-                    entry.disconnected();
+                    entry.record_disconnect();
                     self.ask_each(ChannelVerb::Subscribe, vec![entry])?;
                 }
             }
@@ -167,7 +167,7 @@ impl<'a> Serving<'a> {
 
     /// Handles a message. If this is a control message, reads the subscriber's queue and returns
     /// `true`.
-    fn message(&mut self, channel: &[u8], message: Vec<u8>) -> Result<bool, RedisError> {
+    fn handle_message(&mut self, channel: &[u8], message: Vec<u8>) -> Result<bool, RedisError> {
         let Some(entry) = self.entry(channel) else { return Ok(false) };
         if entry.kind() != ChannelKind::Own {
             entry.record_message(message);
@@ -183,14 +183,14 @@ impl<'a> Serving<'a> {
 
     /// Handles a reply: it belongs to a step towards tracking if such a step is the next unanswered
     /// request.
-    fn replied(&mut self, reply: &Value) -> Result<(), RedisError> {
+    fn handle_reply(&mut self, reply: &Value) -> Result<(), RedisError> {
         let next = self.next_if(|next| matches!(next, Unanswered::Step(_)));
         let Some(Unanswered::Step(step)) = next else { return Ok(()) };
         let steps = self.subscriber.handle_step(self.tracking, step, Ok(reply));
-        self.take(steps)
+        self.send_steps(steps)
     }
 
-    fn refused(&mut self, error: RedisError) -> Result<(), RedisError> {
+    fn handle_refusal(&mut self, error: RedisError) -> Result<(), RedisError> {
         match self.asked.pop_front() {
             // Without the client's own channel, no control message could wake this thread, so end
             // all waits with the error.
@@ -206,7 +206,7 @@ impl<'a> Serving<'a> {
                 }
                 // If the channel has no other home now, this thread connects again and subscribes
                 // to all channels again.
-                self.pubsub.moved(&[slot_of(entry.channel().as_bytes())]);
+                self.pubsub.move_channels(&[slot_of(entry.channel().as_bytes())]);
                 if entry.home() == self.subscriber.node.number() {
                     return Err(error);
                 }
@@ -221,10 +221,11 @@ impl<'a> Serving<'a> {
             // This refusal is the reply to the PING: the user has no right to send a PING.
             Some(Unanswered::Ping(_)) => {}
             Some(Unanswered::Step(step)) => {
-                let cluster = self.pubsub.servers.cluster().filter(|_| self.tracking.asks(&step));
+                let cluster =
+                    self.pubsub.servers.cluster().filter(|_| self.tracking.is_query(&step));
                 let moved = cluster.is_some_and(|cluster| cluster.follow_redirect(&error));
                 let steps = self.subscriber.handle_step(self.tracking, step, Err(&error));
-                self.take(steps)?;
+                self.send_steps(steps)?;
                 if moved {
                     self.pubsub.pass_moved_keys(self.subscriber, self.tracking);
                 }
@@ -266,7 +267,7 @@ impl<'a> Serving<'a> {
             self.pubsub.pass_moved_keys(self.subscriber, self.tracking);
         }
         let steps = self.tracking.track_new(to_track);
-        self.take(steps)
+        self.send_steps(steps)
     }
 
     /// Removes the oldest unanswered request, if `is_such` accepts it.
@@ -326,7 +327,7 @@ impl<'a> Serving<'a> {
     }
 
     /// Writes the commands and notes their steps as unanswered.
-    fn take(&mut self, (commands, steps): TrackingSteps) -> Result<(), RedisError> {
+    fn send_steps(&mut self, (commands, steps): TrackingSteps) -> Result<(), RedisError> {
         let bytes: Vec<u8> = commands.iter().flat_map(Command::bytes).copied().collect();
         self.asked.extend(steps.into_iter().map(Unanswered::Step));
         self.send(&bytes)

@@ -52,7 +52,7 @@ impl Subscriber {
 
     pub(super) fn record_no_tracking(&self) {
         self.tracks.store(false, Ordering::Relaxed);
-        self.node.endpoint.health().does_without(NO_TRACKING);
+        self.node.endpoint.health().report_missing_option(NO_TRACKING);
     }
 
     /// Handles the reply to a step towards tracking. Returns the next steps.
@@ -62,7 +62,7 @@ impl Subscriber {
         step: TrackingStep,
         reply: Result<&Value, &RedisError>,
     ) -> TrackingSteps {
-        let Some((answer, steps)) = tracking.answered(step, reply) else {
+        let Some((answer, steps)) = tracking.handle_reply(step, reply) else {
             return TrackingSteps::default();
         };
         match answer {

@@ -148,7 +148,7 @@ impl Tracking {
     }
 
     /// Forgets the holds that no longer need tracking. Returns whether any are left.
-    pub(super) fn is_needed(&mut self) -> bool {
+    pub(super) fn retain_needed(&mut self) -> bool {
         self.keys.retain(|_, key| {
             key.held.retain(|held| held.who.upgrade().and_then(Tracked::hold_query).is_some());
             !key.held.is_empty()
@@ -167,7 +167,7 @@ impl Tracking {
     }
 
     /// Whether this step is a query about a key that is still tracked here.
-    pub(super) fn asks(&self, step: &TrackingStep) -> bool {
+    pub(super) fn is_query(&self, step: &TrackingStep) -> bool {
         matches!(step, TrackingStep::Ask { key, .. } if self.keys.contains_key(key))
     }
 
@@ -207,7 +207,7 @@ impl Tracking {
 
     /// Handles the server's report that these keys have changed, or (`None`) that any key may have
     /// changed.
-    pub(super) fn changed(&mut self, keys: Option<&[Arc<str>]>) -> TrackingSteps {
+    pub(super) fn handle_change(&mut self, keys: Option<&[Arc<str>]>) -> TrackingSteps {
         let now = clock::now();
         let mut steps = TrackingSteps::default();
         match keys {
@@ -222,7 +222,7 @@ impl Tracking {
 
     /// Handles the reply to a step. If the reply says whether the server tracks, also returns this
     /// and the next steps.
-    pub(super) fn answered(
+    pub(super) fn handle_reply(
         &mut self,
         step: TrackingStep,
         reply: Result<&Value, &RedisError>,

@@ -204,7 +204,7 @@ impl Lane {
             drop(Combiner::new(self, link, Duration::ZERO).with_limit(limit));
             return;
         }
-        if !state.link.as_mut().is_some_and(|link| link.is_trusted()) {
+        if !state.link.as_mut().is_some_and(|link| link.check_trusted()) {
             drop(state);
             let lane = Arc::clone(self);
             if let Err(error) = own_thread("redlatch-opener", None, move || lane.combine_queue()) {

@@ -173,7 +173,7 @@ impl<'a> Combiner<'a> {
     }
 
     fn link(&mut self) -> Result<&mut Link, Failure> {
-        self.link.take_if(|link| !link.is_alive());
+        self.link.take_if(|link| !link.check_alive());
         match &mut self.link {
             Some(link) => Ok(link),
             none => {

@@ -71,7 +71,7 @@ fn an_error_names_the_server_that_the_connection_leads_to() {
     let server = Server::start().unwrap();
     let mut link = link(&server);
     let address = link.health.address();
-    link.health.moved("elsewhere:1", false);
+    link.health.record_move("elsewhere:1", false);
     let (heard, receiver) = hears();
     link.send_one(Command::plain(&[b"NO"]), receiver).unwrap();
     let refused = link.exchange(&Command::plain(&[b"NO"])).unwrap_err();
@@ -148,7 +148,7 @@ fn a_connection_is_alive_while_the_server_waits_for_replicas() {
     let command = Command::plain(&[b"PING"]).acknowledged(Some(ACKS));
     link.send_one(command, receiver).unwrap();
     link.alive_at = 0;
-    assert!(link.is_alive());
+    assert!(link.check_alive());
     assert!(matches!(heard.lock().take(), Some(Err(Failure::Unacknowledged(..)))));
 }
 

@@ -86,7 +86,7 @@ impl Sentinels {
         let [over, promoted] = CHANNELS;
         connection.send_until(Command::plain(&[b"SUBSCRIBE", over, promoted]).bytes(), until)?;
         if let Value::ServerError(_) = connection.receive_any_until(until)? {
-            self.health.lacks(NO_SWITCH);
+            self.health.report_missing(NO_SWITCH);
             return self.check_only(at);
         }
         // Read the reply to the second subscription.
