@@ -32,12 +32,13 @@ if type(count) == 'number' and count > FEW_RECORDS then
     redis.pcall('hset', notified, '', string.format('%.0f', now()))
 end
 local records = redis.call('hgetall', notified)
-local passed = false
+local has_passed_on = false
 for i = 1, #records, 2 do
-    local since, number = string.match(records[i + 1], '^(%d+) (%S+)$')
+    local last_keep_alive, number = string.match(records[i + 1], '^(%d+) (%S+)$')
     -- (If the time is in the future, the server's clock was set back.)
     if records[i] ~= ''
-        and (not since or math.abs(now() - since) > ALIVE_FOR or not listens(records[i]))
+        and (not last_keep_alive or math.abs(now() - last_keep_alive) > ALIVE_FOR
+            or not listens(records[i]))
     then
         -- Tests the right to HDEL. If HDEL were refused after `notify_first`, each run would pass
         -- the notification on again.
@@ -47,7 +48,7 @@ for i = 1, #records, 2 do
             break
         end
         redis.call('hdel', notified, records[i])
-        passed = true
+        has_passed_on = true
     end
 end
-return (not passed or redis.call('lpos', waiting, ARGV[2])) and 1 or 0
+return (not has_passed_on or redis.call('lpos', waiting, ARGV[2])) and 1 or 0

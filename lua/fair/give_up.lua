@@ -10,17 +10,17 @@
 -- the lock is free now, the script hands it on: this owner may have held the lock, or a Redisson
 -- release may have sent its message to this owner. A server that is out of memory refuses none of
 -- these commands.
-local owner, only_place = ARGV[4], ARGV[5] == '1'
+local owner, only_entry = ARGV[4], ARGV[5] == '1'
 
 -- Each step has its own pcall: if one key holds data of another type, the owner must still be
 -- removed from the other key.
-local left, entries = pcall(remove, owner)
-local held = only_place and 0 or redis.pcall('hdel', lock, owner)
+local is_removed, entries = pcall(remove, owner)
+local held = only_entry and 0 or redis.pcall('hdel', lock, owner)
 
 if redis.pcall('exists', lock) == 0 then
     try_hand_on()
 end
-if not left then
+if not is_removed then
     return type(entries) == 'table' and entries or redis.error_reply(entries)
 elseif type(held) == 'table' then
     return held
