@@ -32,7 +32,7 @@ end
 -- (If the user may not read the queue, `length` fails, and nothing is taken.)
 local _, refusal = length(), make_holders({owner}, lease)
 if refusal then
-    -- A server that is out of memory can still grant the lock to a waiter: see `make_holders` of
+    -- A server that is out of memory can still grant the lock to a waiter: see `make_holder` of
     -- ../lock/holder.lua.
     grant_next()
     return refusal

@@ -69,7 +69,7 @@ struct ClusterState {
     known: Vec<HostPort>,
     /// The servers of the URL.
     seeds: Vec<HostPort>,
-    /// The servers that did not answer the last question.
+    /// The servers that did not answer the last query.
     silent: Vec<HostPort>,
     /// The epoch of the last accepted view.
     epoch: u64,

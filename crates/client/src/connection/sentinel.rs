@@ -105,7 +105,7 @@ struct Answer {
 #[derive(Debug)]
 enum Refusal {
     NotReached(RedisError),
-    /// The Sentinel refuses the client or its question.
+    /// The Sentinel refuses the client or its query.
     Forbidden(RedisError),
     NoSentinel,
     Unknown,
