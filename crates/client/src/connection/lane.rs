@@ -406,18 +406,23 @@ mod tests {
     /// The background thread reads the reply only when the wait for replicas is about to end.
     #[test]
     fn other_threads_read_replies_when_a_wait_for_replicas_is_over() {
-        const SHORT: Duration = Duration::from_millis(100);
+        const PATIENCE: Duration = Duration::from_millis(300);
         let server = Server::start().unwrap();
         let lane = connected(&server.url());
-        let acks = ReplicaAcks { count: 1, within: SHORT * 5 };
+        let acks = ReplicaAcks { count: 1, within: PATIENCE * 3 };
         let heard = Arc::<Mutex<Option<Outcome>>>::default();
-        let receiver = Arc::clone(&heard);
-        let receiver = move |outcome| *receiver.lock() = Some(outcome);
-        let command = Command::plain(&[b"ECHO", b"one"]).acknowledged(Some(acks));
-        let _look = lane.post(command, Arc::new(receiver));
-        assert!(!lane.service(SHORT, LONG), "the thread that asked may read it still");
-        wait_until("it is read", LONG, || lane.service(SHORT, LONG));
-        assert!(matches!(heard.lock().take(), Some(Err(Failure::Unacknowledged(..)))));
+        // If this thread stands still after the post, the wait may be over before the first call.
+        wait_until("the thread that asked may read it still", LONG, || {
+            let receiver = Arc::clone(&heard);
+            let receiver = move |outcome| *receiver.lock() = Some(outcome);
+            let command = Command::plain(&[b"ECHO", b"one"]).acknowledged(Some(acks));
+            let _look = lane.post(command, Arc::new(receiver));
+            let was_left = !lane.service(PATIENCE, LONG);
+            wait_until("it is read", LONG, || lane.service(PATIENCE, LONG));
+            let outcome = heard.lock().take();
+            assert!(matches!(outcome, Some(Err(Failure::Unacknowledged(..)))), "{outcome:?}");
+            was_left
+        });
     }
 
     /// Returns a server that sends the reply to the first ECHO in two halves, the second half when

@@ -28,6 +28,9 @@ const TRUST_FOR: u64 = 10_000_000_000;
 /// The shortest time limit for the test of a silent connection. The usual limit is twice the time
 /// that opening the connection took.
 const MIN_TEST_TIME: Duration = Duration::from_millis(100);
+/// How late the reply to a WAIT for absent replicas may be. The server looks at the time of a WAIT
+/// only when it wakes up: ten times a second (`hz`), or for a client's command.
+const LATE_WAIT: Duration = Duration::from_millis(100);
 
 /// The receiver of a reply. The thread that reads the reply calls the receiver with no mutex held.
 /// The receiver must not block, and must not send a command.
@@ -558,7 +561,7 @@ impl Link {
         let begins_at = self.position_after(bytes);
         bytes.extend_from_slice(command.bytes());
         // The server begins this WAIT when the previous one is over.
-        self.waits_until = deadline_in(self.wait_left().saturating_add(acks.within));
+        self.waits_until = deadline_in(self.wait_left().saturating_add(longest_wait(acks)));
         self.waits += 1;
         self.owe_one(command, None, false, begins_at, None);
     }
@@ -722,7 +725,7 @@ impl Link {
         let Some(acks) = wait.acks() else { return };
         self.waits = self.waits.saturating_sub(1);
         // The next WAIT begins now or has already begun.
-        let rest = deadline_in(acks.within.saturating_mul(self.waits));
+        let rest = deadline_in(longest_wait(acks).saturating_mul(self.waits));
         self.waits_until = self.waits_until.min(rest);
         let too_few = match answer {
             Value::Int(had) if *had >= i64::from(acks.count) => None,
@@ -808,6 +811,11 @@ impl Drop for Link {
             self.fail(self.closed());
         }
     }
+}
+
+/// Returns the longest time for which the server runs a WAIT.
+fn longest_wait(acks: ReplicaAcks) -> Duration {
+    acks.within.saturating_add(LATE_WAIT)
 }
 
 fn too_few(had: i64, ReplicaAcks { count, within }: ReplicaAcks) -> RedisError {
