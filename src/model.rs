@@ -19,8 +19,10 @@ macro_rules! script {
     };
 }
 
+mod process;
 mod read_write;
 
+pub(crate) use process::Process;
 use read_write::Holders;
 
 /// The server's clock, in ms, which stands still.

@@ -8,7 +8,7 @@ use std::time::Instant;
 use redlatch_client::CancelToken;
 use redlatch_client::sync::{clock, explore};
 use shuttle::rand::{Rng, thread_rng};
-use shuttle::thread::{self, JoinHandle};
+use shuttle::thread;
 
 use super::Client;
 use crate::attempt::Attempt;
@@ -16,52 +16,33 @@ use crate::error::{Error, ErrorKind};
 use crate::hold::Leaseholder;
 use crate::lease::Job;
 use crate::lock::{Lock, LockGuard};
-use crate::model::{EVAL, ModelServer};
-use crate::runtime::{Core, Session};
+use crate::model::{EVAL, ModelServer, Process};
+use crate::runtime::Core;
 use crate::scripts::renewal::StillHeld;
 use crate::site::Site;
 
 const NAME: &str = "name";
 const ROUNDS: usize = 3;
 
-/// A client with its subscriber.
-struct Process {
-    client: Client,
-    core: Arc<Core>,
-    subscriber: JoinHandle<()>,
+fn client(process: &Process) -> Client {
+    Client(process.session.clone())
 }
 
-impl Process {
-    fn start(server: &ModelServer) -> Self {
-        Self::of(Core::model(server))
-    }
+fn reentrant_lock(process: &Process) -> Arc<dyn Lock> {
+    Arc::new(client(process).reentrant_lock(NAME))
+}
 
-    fn of(core: Arc<Core>) -> Self {
-        let subscriber = core.connect();
-        Self { client: Client(Session::model(Arc::clone(&core))), core, subscriber }
-    }
+fn fair_lock(process: &Process) -> Arc<dyn Lock> {
+    Arc::new(client(process).fair_lock(NAME))
+}
 
-    fn lock(&self) -> Arc<dyn Lock> {
-        Arc::new(self.client.reentrant_lock(NAME))
-    }
-
-    fn fair_lock(&self) -> Arc<dyn Lock> {
-        Arc::new(self.client.fair_lock(NAME))
-    }
-
-    fn end(self) {
-        drop(self.client);
-        self.subscriber.join().unwrap();
-    }
-
-    /// Checks that the server has each hold that this process does not count as lost.
-    fn check(&self, server: &ModelServer) {
-        let gate = &Site::of(&self.core, NAME).gate;
-        let tenancy = gate.with_seat(|seat| seat.map(|seat| Arc::clone(&seat.tenancy)));
-        let owner = server.owner(NAME);
-        if let Some(tenancy) = tenancy.filter(|tenancy| tenancy.is_held()) {
-            assert_eq!(owner.as_deref(), Some(&*tenancy.hold().owner.text()), "{tenancy:?}");
-        }
+/// Checks that the server has each hold that this process does not count as lost.
+fn check(process: &Process, server: &ModelServer) {
+    let gate = &Site::of(&process.core, NAME).gate;
+    let tenancy = gate.with_seat(|seat| seat.map(|seat| Arc::clone(&seat.tenancy)));
+    let owner = server.owner(NAME);
+    if let Some(tenancy) = tenancy.filter(|tenancy| tenancy.is_held()) {
+        assert_eq!(owner.as_deref(), Some(&*tenancy.hold().owner.text()), "{tenancy:?}");
     }
 }
 
@@ -136,18 +117,11 @@ fn play_on(
 ) -> usize {
     let processes: Vec<_> = (0..processes).map(|_| Process::start(server)).collect();
     let inside = Arc::new(AtomicUsize::new(0));
-    let users: Vec<_> = processes
-        .iter()
-        .flat_map(|process| (0..threads).map(move |_| (lock(process), Arc::clone(&process.core))))
-        .map(|(lock, core)| {
-            let inside = Arc::clone(&inside);
-            thread::spawn(move || {
-                user(&*lock, &inside);
-                // Other threads may wait for this thread's last release.
-                core.read_replies();
-            })
-        })
-        .collect();
+    let users = processes.iter().flat_map(|process| vec![process; threads]).map(|process| {
+        let (lock, inside) = (lock(process), Arc::clone(&inside));
+        process.spawn(move || user(&*lock, &inside))
+    });
+    let users: Vec<_> = users.collect();
     for user in users {
         user.join().unwrap();
     }
@@ -160,7 +134,7 @@ fn play_on(
 #[test]
 fn one_holds_at_a_time_and_every_thread_ends() {
     explore(400, || {
-        play(1, 4, Process::lock, user);
+        play(1, 4, reentrant_lock, user);
     });
 }
 
@@ -198,8 +172,8 @@ fn a_script_runs_under_no_other_tenancy() {
     };
     for (processes, threads) in [(1, 3), (2, 2)] {
         explore(100, move || {
-            play_on(&ModelServer::start(), processes, threads, Process::lock, uses, check);
-            play_on(&ModelServer::start(), processes, threads, Process::fair_lock, uses, check);
+            play_on(&ModelServer::start(), processes, threads, reentrant_lock, uses, check);
+            play_on(&ModelServer::start(), processes, threads, fair_lock, uses, check);
         });
     }
 }
@@ -214,28 +188,28 @@ fn a_release_goes_out_before_the_next_request() {
                 drop(lock.lock().unwrap());
             }
         };
-        assert_eq!(play(1, 2, Process::lock, user), 0);
+        assert_eq!(play(1, 2, reentrant_lock, user), 0);
     });
 }
 
 #[test]
 fn of_two_processes_one_thread_holds_at_a_time_and_every_thread_ends() {
     explore(250, || {
-        play(2, 2, Process::lock, user);
+        play(2, 2, reentrant_lock, user);
     });
 }
 
 #[test]
 fn the_waiters_for_a_fair_lock_end() {
     explore(400, || {
-        play(1, 4, Process::fair_lock, user);
+        play(1, 4, fair_lock, user);
     });
 }
 
 #[test]
 fn the_waiters_of_two_processes_for_a_fair_lock_end() {
     explore(250, || {
-        play(2, 2, Process::fair_lock, user);
+        play(2, 2, fair_lock, user);
     });
 }
 
@@ -252,7 +226,7 @@ fn disturb(
         .map(|_| {
             let (process, server) = (Arc::clone(&process), Arc::clone(&server));
             thread::spawn(move || {
-                let lock = process.lock();
+                let lock = reentrant_lock(&process);
                 for _ in 0..ROUNDS {
                     match take(&*lock) {
                         Ok(guard) => {
@@ -276,9 +250,9 @@ fn disturb(
 #[test]
 fn no_thread_holds_after_a_shutdown() {
     explore(4_000, || {
-        let server = disturb(take, Process::check, |process, server| {
-            process.client.shutdown();
-            process.check(server);
+        let server = disturb(take, check, |process, server| {
+            client(process).shutdown();
+            check(process, server);
         });
         assert_eq!(server.owner(NAME), None, "a hold that nobody has was not released");
     });
@@ -291,8 +265,8 @@ fn a_force_unlock_is_reported_to_the_holder() {
         // model may wait for the renewer.
         let look = |_: &Process, _: &ModelServer| thread::yield_now();
         disturb(try_to_take, look, |process, server| {
-            process.lock().force_unlock().unwrap();
-            process.check(server);
+            reentrant_lock(process).force_unlock().unwrap();
+            check(process, server);
         });
     });
 }
@@ -305,13 +279,13 @@ fn a_shutdown_ends_every_wait() {
         let process = Process::start(&server);
         let users: Vec<_> = (0..3)
             .map(|_| {
-                let lock = process.lock();
+                let lock = reentrant_lock(&process);
                 thread::spawn(move || {
                     assert_eq!(lock.lock().unwrap_err().kind(), ErrorKind::ShutDown);
                 })
             })
             .collect();
-        process.client.shutdown();
+        client(&process).shutdown();
         for user in users {
             user.join().unwrap();
         }
@@ -327,7 +301,7 @@ fn take_away(keeps: bool, breaks: bool) {
     let process = Process::of(Arc::clone(&core));
     // If there is another waiter, the subscriber has a connection or will soon have one.
     let waits = thread_rng().gen_bool(0.7).then(|| core.pubsub.listen_to_own(NAME));
-    let lock = process.client.reentrant_lock(NAME);
+    let lock = client(&process).reentrant_lock(NAME);
     let guard = lock.lock().unwrap();
     let site = Site::of(&core, NAME);
     clock::model::advance(1_000_000_000);

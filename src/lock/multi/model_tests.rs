@@ -7,61 +7,35 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use redlatch_client::sync::explore;
 use shuttle::rand::{Rng, thread_rng};
-use shuttle::thread::{self, JoinHandle};
+use shuttle::thread;
 
 use super::MultiLock;
 use crate::attempt::Attempt;
 use crate::lock::Lock;
 use crate::lock::reentrant::ReentrantLock;
-use crate::model::ModelServer;
-use crate::runtime::{Core, Session};
+use crate::model::{ModelServer, Process};
 use crate::site::Site;
 use crate::waiting::QueueSite as _;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const ROUNDS: usize = 3;
 
-/// A client with its subscriber.
-struct Process {
-    session: Session,
-    core: Arc<Core>,
-    subscriber: JoinHandle<()>,
+fn lock(process: &Process, name: &str) -> ReentrantLock {
+    ReentrantLock::new(&process.session, name)
 }
 
-impl Process {
-    fn start(server: &ModelServer) -> Self {
-        let core = Core::model(server);
-        let subscriber = core.connect();
-        Self { session: Session::model(Arc::clone(&core)), core, subscriber }
-    }
+fn all_of(process: &Process, names: &[&str]) -> MultiLock {
+    MultiLock::new(names.iter().map(|name| lock(process, name))).unwrap()
+}
 
-    fn lock(&self, name: &str) -> ReentrantLock {
-        ReentrantLock::new(&self.session, name)
+/// Asserts that no thread of the client has a lock or leads, and then drops the client.
+fn end(process: Process) {
+    for name in NAMES {
+        let site = Site::of(&process.core, name);
+        assert!(!site.with_queue(|queue| queue.is_busy()), "a leadership that nobody took");
+        assert!(site.gate.hold().is_none(), "a seat that nobody left");
     }
-
-    fn all(&self, names: &[&str]) -> MultiLock {
-        MultiLock::new(names.iter().map(|name| self.lock(name))).unwrap()
-    }
-
-    /// Runs `work` in a thread, which then reads the replies for which other threads may wait.
-    fn spawn(&self, work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
-        let core = Arc::clone(&self.core);
-        thread::spawn(move || {
-            work();
-            core.read_replies();
-        })
-    }
-
-    /// Asserts that no thread of the client has a lock or leads, and then drops the client.
-    fn end(self) {
-        for name in NAMES {
-            let site = Site::of(&self.core, name);
-            assert!(!site.with_queue(|queue| queue.is_busy()), "a leadership that nobody took");
-            assert!(site.gate.hold().is_none(), "a seat that nobody left");
-        }
-        drop((self.session, self.core));
-        self.subscriber.join().unwrap();
-    }
+    process.end();
 }
 
 fn is_free(server: &ModelServer) -> bool {
@@ -78,9 +52,9 @@ fn a_thread_that_waits_for_the_first_lock_keeps_no_other_lock_from_the_others() 
     explore(1_000, move || {
         let server = ModelServer::start();
         let (process, other) = (Process::start(&server), Process::start(&server));
-        let elsewhere = other.lock("a");
+        let elsewhere = lock(&other, "a");
         let held = elsewhere.lock().unwrap();
-        let (all, alone) = (process.all(&["a", "b"]), process.lock("b"));
+        let (all, alone) = (all_of(&process, &["a", "b"]), lock(&process, "b"));
         let waiter = process.spawn(move || drop(all.lock().unwrap()));
         let beside = process.spawn(move || {
             for _ in 0..ROUNDS {
@@ -93,7 +67,7 @@ fn a_thread_that_waits_for_the_first_lock_keeps_no_other_lock_from_the_others() 
         assert!(is_free(&server));
         count.fetch_add(server.refusals(), Ordering::SeqCst);
         drop(elsewhere);
-        [process, other].into_iter().for_each(Process::end);
+        [process, other].into_iter().for_each(end);
     });
     assert!(refusals.load(Ordering::SeqCst) > 0, "no request found the first lock held");
 }
@@ -129,7 +103,7 @@ fn play(processes: usize) -> usize {
     for process in &processes {
         for names in [&[0, 1][..], &[1, 2], &[1]] {
             let listed: Vec<_> = names.iter().map(|at| NAMES[*at]).collect();
-            let (all, inside) = (process.all(&listed), Arc::clone(&inside));
+            let (all, inside) = (all_of(process, &listed), Arc::clone(&inside));
             users.push(process.spawn(move || user(&all, names, &inside)));
         }
     }
@@ -137,7 +111,7 @@ fn play(processes: usize) -> usize {
         user.join().unwrap();
     }
     assert!(is_free(&server), "a hold that nobody has was not released");
-    processes.into_iter().for_each(Process::end);
+    processes.into_iter().for_each(end);
     server.refusals()
 }
 
