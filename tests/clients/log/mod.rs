@@ -1,0 +1,80 @@
+//! The lines of the log. A logger that blocks must not stop other threads.
+
+mod cluster;
+mod holds;
+mod logger;
+mod outages;
+mod permits;
+mod rights;
+mod slow_waits;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+use log::Level;
+use logger::LOGGER;
+use redis::Commands as _;
+use redlatch::{CancelToken, Client, ClientBuilder, ErrorKind, Lock};
+use redlatch_testkit::{Action, Cluster, Direction, Proxy, Server};
+
+/// Takes locks and loses each of them for a different reason. Each loss is a line of the log.
+fn lose(client: &Client, prefix: &str, locks: usize) {
+    let lease = |at: usize| UNIT + Duration::from_micros(at as u64);
+    let lock = |at| client.reentrant_lock(&format!("{prefix}:{at}")).with_lease(lease(at));
+    let guards: Vec<_> = (0..locks).map(|at| lock(at).lock().unwrap()).collect();
+    for guard in guards {
+        wait_until("the lease ends", SOON, || !guard.is_held());
+        assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
+    }
+}
+
+#[test]
+fn a_logger_that_blocks_or_panics_stops_no_call_and_no_renewal() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
+    let server = server();
+    let client = client(&server);
+    let watched = watched(&server, RENEWED);
+    let kept = watched.reentrant_lock("kept").lock().unwrap();
+    LOGGER.set(true, false);
+    // There are more lines than the queue can keep.
+    lose(&client, "blocked", 1_500);
+    lose(&watched, "behind", 1);
+    client.reentrant_lock("free").lock().unwrap().unlock().unwrap();
+    LOGGER.set(false, false);
+    wait_until("the lines left out are counted", SOON, || {
+        !LOGGER.lines("log lines were dropped").is_empty()
+    });
+    LOGGER.set(false, true);
+    lose(&client, "panicked", 5);
+    wait_until("the logger panics", SOON, || !LOGGER.lines("panicked:").is_empty());
+    LOGGER.set(false, false);
+    lose(&client, "again", 1);
+    wait_until("the log goes on", SOON, || !LOGGER.lines("again:").is_empty());
+    assert!(kept.is_held());
+    kept.unlock().unwrap();
+}
+
+/// A process may have several clients.
+#[test]
+fn each_log_line_names_its_client() {
+    if !has_own_process() {
+        return;
+    }
+    LOGGER.install();
+    let server = server();
+    let clients = [(); 2].map(|()| client(&server));
+    for (client, name) in clients.iter().zip(["one", "other"]) {
+        let guard = client.reentrant_lock(name).with_lease(UNIT).lock().unwrap();
+        guard.on_lost(|_| panic!("as the test wants it"));
+        let (id, of) = (format!("[client {}]", client.id()), format!("{name:?}"));
+        wait_until("both lines are written", SOON, || LOGGER.lines(&of).len() == 2);
+        let lines = LOGGER.lines(&of);
+        assert!(lines.iter().all(|(_, line)| line.ends_with(&id)), "{lines:?}");
+    }
+}
