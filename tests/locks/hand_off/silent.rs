@@ -89,8 +89,12 @@ fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
     let mut redis = server.connection();
     let guard = first.reentrant_lock("back").lock().unwrap();
     let mut stopped: Vec<_> = (1..=3).map(|places| in_line(&server, "back", places)).collect();
-    // Time must pass here: each process asks again, so the server knows since when it waits.
-    thread::sleep(UNIT * 15);
+    // When a process has asked again, the server knows since when it waits.
+    let asked: Vec<_> =
+        stopped.iter().map(|(_, owner)| format!("redlatch_asked:{{back}}:{owner}")).collect();
+    wait_until("each has asked again", SOON, || {
+        redis.exists::<_, usize>(&asked).unwrap() == asked.len()
+    });
     stopped.iter_mut().for_each(|(worker, _)| worker.sigstop());
     let inside = Guest::in_line(&server, &second, "back", 4);
     let later = Guest::in_line(&server, &third, "back", 5);

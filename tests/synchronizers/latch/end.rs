@@ -41,9 +41,11 @@ fn waiters_of_a_latch_that_expires_get_an_error_at_once() {
     let server = server();
     let clients = [client(&server), client(&server)];
     // If the waiter did not ask at that time, it would ask after 4 s at the earliest.
-    at_once(|| {
+    const POLL: Duration = Duration::from_secs(4);
+    once_within(POLL, || {
+        let begun = Instant::now();
         let latches = clients.each_ref().map(|client| client.count_down_latch("gone"));
-        assert!(latches[0].try_set_count_for(1, UNIT * 3).unwrap());
+        assert!(latches[0].try_set_count_for(1, IMPATIENT).unwrap());
         let waiters: Vec<_> = (0..6)
             .map(|at| {
                 let latch = latches[at % 2].clone();
@@ -60,6 +62,7 @@ fn waiters_of_a_latch_that_expires_get_an_error_at_once() {
         }
         // A thread that comes later finds a latch without a count.
         latches[1].wait().unwrap();
+        begun.elapsed()
     });
 }
 
@@ -69,11 +72,11 @@ fn waiters_of_a_latch_that_is_opened_or_kept_do_not_hear_of_its_end() {
     let client = client(&server);
     for ends in [CountDownLatch::count_down, |it: &CountDownLatch| it.delete().map(drop)] {
         let latch = client.count_down_latch("kept");
-        assert!(latch.try_set_count_for(1, UNIT * 3).unwrap());
+        assert!(latch.try_set_count_for(1, IMPATIENT).unwrap());
         let waiters = waiters(&latch, 3);
         assert!(latch.expire(LONG).unwrap());
         // This is later than the end that the latch had.
-        thread::sleep(UNIT * 4);
+        thread::sleep(IMPATIENT + UNIT);
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
         ends(&latch).unwrap();
         for waiter in waiters {
