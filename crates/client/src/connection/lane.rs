@@ -16,8 +16,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::link::{Link, Outgoing, ReplyReceiver};
-use super::outcome::{Cause, Failure};
+use super::link::{Link, Outgoing};
+use super::outcome::{Cause, Failure, ReplyReceiver};
 use super::{Command, Endpoint, Limit};
 use crate::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{IS_MODEL, Mutex, Waker};

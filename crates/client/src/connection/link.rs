@@ -12,11 +12,11 @@ use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 
 use super::ReplicaAcks;
 use super::limit::{Limit, deadline_in, later};
-use super::outcome::{Cause, Failure, Outcome};
+use super::outcome::{Cause, Failure, Outcome, ReplyReceiver};
 use super::reply::is_wrong_server_reply;
 use super::server::Run;
 use super::{Channels, Command, Connection, Endpoint, ServerHealth};
-use crate::sync::{Mutex, Waker, clock};
+use crate::sync::{Mutex, clock};
 
 mod rights;
 
@@ -32,33 +32,8 @@ const MIN_TEST_TIME: Duration = Duration::from_millis(100);
 /// only when it wakes up: ten times a second (`hz`), or for a client's command.
 const LATE_WAIT: Duration = Duration::from_millis(100);
 
-/// The receiver of a reply. The thread that reads the reply calls the receiver with no mutex held.
-/// The receiver must not block, and must not send a command.
-pub trait ReplyReceiver: Send + Sync {
-    /// Receives the reply, or the reason why there is no reply. Called once for each command.
-    fn receive(&self, outcome: Outcome);
-
-    /// Whether a thread waited for the reply and has left. If so, the command must not be sent
-    /// again: it would run after the command that undoes it.
-    fn has_left(&self) -> bool {
-        false
-    }
-
-    /// Makes the thread that waits for this reply the reader, because the present reader leaves.
-    /// Returns the waker of that thread. Called under the lane's mutex.
-    fn take_over(&self) -> Option<Waker> {
-        None
-    }
-}
-
 /// A command, the receiver of its reply, and whether a thread sleeps until the reply is read.
 pub(super) type Outgoing = (Command, Arc<dyn ReplyReceiver>, bool);
-
-impl<F: Fn(Outcome) + Send + Sync> ReplyReceiver for F {
-    fn receive(&self, outcome: Outcome) {
-        self(outcome);
-    }
-}
 
 /// A connection, with the written commands whose replies are not read yet, in their order.
 pub struct Link {

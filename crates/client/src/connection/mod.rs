@@ -45,10 +45,10 @@ pub use health::{HealthReport, ServerEvent};
 pub use lane::LaneWork;
 pub use lane::{Lane, LaneCheck, Posted};
 pub use limit::{Limit, Limited, was_cut, was_cut_while_answering};
-pub use link::{Link, ReplyReceiver};
+pub use link::Link;
 pub use login::{connection_name, host_name};
 pub use node::Node;
-pub use outcome::{Cause, Failure, Outcome};
+pub use outcome::{Cause, Failure, Outcome, ReplyReceiver};
 pub use reply::{
     NO_CERTIFICATE, NO_MASTER, NO_SERVICE, REFUSED_CERTIFICATE, error_reply, is_redirect,
     reply_code,

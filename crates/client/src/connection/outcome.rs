@@ -1,10 +1,11 @@
-//! The result of a command: a reply, or the reason why there is none.
+//! The result of a command: a reply, or the reason why there is none. The receiver of the result.
 
 use std::sync::Arc;
 
 use redis::{RedisError, Value};
 
 use super::ServerHealth;
+use crate::sync::Waker;
 
 /// The result of a command: the server's reply, or a failure.
 pub type Outcome = Result<Value, Failure>;
@@ -75,5 +76,30 @@ impl Failure {
     /// Whether the connection must not be used after this failure.
     pub fn is_the_links(&self) -> bool {
         !matches!(self, Self::Refused(_) | Self::Unacknowledged(..))
+    }
+}
+
+/// The receiver of a reply. The thread that reads the reply calls the receiver with no mutex held.
+/// The receiver must not block, and must not send a command.
+pub trait ReplyReceiver: Send + Sync {
+    /// Receives the reply, or the reason why there is no reply. Called once for each command.
+    fn receive(&self, outcome: Outcome);
+
+    /// Whether a thread waited for the reply and has left. If so, the command must not be sent
+    /// again: it would run after the command that undoes it.
+    fn has_left(&self) -> bool {
+        false
+    }
+
+    /// Makes the thread that waits for this reply the reader, because the present reader leaves.
+    /// Returns the waker of that thread. Called under the lane's mutex.
+    fn takes_over(&self) -> Option<Waker> {
+        None
+    }
+}
+
+impl<F: Fn(Outcome) + Send + Sync> ReplyReceiver for F {
+    fn receive(&self, outcome: Outcome) {
+        self(outcome);
     }
 }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use super::{Combiner, Lane, LaneState, Pending, take_first};
 use crate::connection::Command;
 use crate::connection::limit::{self, Limit, deadline_in};
-use crate::connection::link::{Link, ReplyReceiver};
-use crate::connection::outcome::{Cause, Failure, Outcome};
+use crate::connection::link::Link;
+use crate::connection::outcome::{Cause, Failure, Outcome, ReplyReceiver};
 use crate::connection::reply::is_wrong_server_error;
 use crate::sync::{Mutex, Waker, clock, own_thread};
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::{Lane, MAX_UNREAD, Pending, take_first};
 use crate::connection::Command;
 use crate::connection::limit::Limit;
-use crate::connection::link::{Link, Outgoing, ReplyReceiver};
-use crate::connection::outcome::{Failure, Outcome};
+use crate::connection::link::{Link, Outgoing};
+use crate::connection::outcome::{Failure, Outcome, ReplyReceiver};
 use crate::sync::Waker;
 
 /// A thread's role as the combiner of a lane, with the lane's link. The drop passes the role and
