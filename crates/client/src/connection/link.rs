@@ -18,8 +18,10 @@ use super::server::Run;
 use super::{Channels, Command, Connection, Endpoint, ServerHealth};
 use crate::sync::{Mutex, clock};
 
+mod acknowledgements;
 mod rights;
 
+use self::acknowledgements::Acknowledgements;
 use self::rights::{KnownRights, SentRightsQuery};
 
 /// The silence in nanoseconds after which a connection is tested before a command uses it. If a
@@ -28,9 +30,6 @@ const TRUST_FOR: u64 = 10_000_000_000;
 /// The shortest time limit for the test of a silent connection. The usual limit is twice the time
 /// that opening the connection took.
 const MIN_TEST_TIME: Duration = Duration::from_millis(100);
-/// How late the reply to a WAIT for absent replicas may be. The server looks at the time of a WAIT
-/// only when it wakes up: ten times a second (`hz`), or for a client's command.
-const LATE_WAIT: Duration = Duration::from_millis(100);
 
 /// A command, the receiver of its reply, and whether a thread sleeps until the reply is read.
 pub(super) type Outgoing = (Command, Arc<dyn ReplyReceiver>, bool);
@@ -40,12 +39,7 @@ pub struct Link {
     connection: Connection,
     run: Run,
     owed: VecDeque<Owed>,
-    /// Replies that have been read, but for which it is not known yet whether enough replicas have
-    /// the writes of their commands. The reply to a later WAIT decides this.
-    unacknowledged: VecDeque<Unacknowledged>,
-    /// The number of WAITs without a reply, and the latest time of the reply to the last of them.
-    waits: u32,
-    waits_until: Instant,
+    acknowledgements: Acknowledgements,
     /// The start of the server's present silence. It is the later of two times: the oldest write
     /// without a reply, and the last write before the last reply that was read.
     owes_since: Instant,
@@ -78,12 +72,6 @@ impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Link({}, {} owed)", self.address, self.owed.len())
     }
-}
-
-struct Unacknowledged {
-    receiver: Arc<dyn ReplyReceiver>,
-    reply: Value,
-    awaited: bool,
 }
 
 struct Owed {
@@ -119,9 +107,7 @@ impl Link {
             connection,
             run,
             owed: VecDeque::new(),
-            unacknowledged: VecDeque::new(),
-            waits: 0,
-            waits_until: begun,
+            acknowledgements: Acknowledgements::new(begun),
             owes_since: begun,
             reader_left: false,
             response_timeout: endpoint.response_timeout(),
@@ -176,7 +162,7 @@ impl Link {
     /// Returns a time, on [`clock`], at which the server was alive, or zero while replies wait for
     /// replicas.
     pub(super) fn alive_at(&self) -> u64 {
-        if self.unacknowledged.is_empty() { self.alive_at } else { 0 }
+        if self.acknowledgements.is_empty() { self.alive_at } else { 0 }
     }
 
     /// Returns `patience`, or twice the time that opening the link took if that is longer, but at
@@ -261,10 +247,7 @@ impl Link {
 
     /// Returns the longest time until the server has replied to all WAITs.
     pub(super) fn wait_left(&self) -> Duration {
-        match self.waits {
-            0 => Duration::ZERO,
-            _ => self.waits_until.saturating_duration_since(Instant::now()),
-        }
+        self.acknowledgements.wait_left()
     }
 
     fn deadline_in(&self, time: Duration) -> Instant {
@@ -469,7 +452,7 @@ impl Link {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
         while awaited > 0
             || self.owed.len() >= most
-            || self.unacknowledged.iter().any(|it| it.awaited)
+            || self.acknowledgements.awaited().next().is_some()
         {
             self.reader_left = true;
             if !self.write_limited(limit)? {
@@ -523,11 +506,9 @@ impl Link {
     /// Returns the receivers whose threads sleep for replies that no thread reads, in the order of
     /// the replies.
     pub(super) fn abandoned(&self) -> impl Iterator<Item = &Arc<dyn ReplyReceiver>> {
-        let unacknowledged = self.unacknowledged.iter().filter(|it| it.awaited);
         let owed = self.owed.iter().filter(|it| it.awaited);
-        let all =
-            unacknowledged.map(|it| &it.receiver).chain(owed.filter_map(|it| it.receiver.as_ref()));
-        all.filter(|_| self.reader_left)
+        let owed = owed.filter_map(|it| it.receiver.as_ref());
+        self.acknowledgements.awaited().chain(owed).filter(|_| self.reader_left)
     }
 
     /// Appends a WAIT to `bytes`. The WAIT asks whether the replicas have all earlier changes.
@@ -535,9 +516,7 @@ impl Link {
         let command = Command::wait(acks).acknowledged(Some(acks));
         let begins_at = self.position_after(bytes);
         bytes.extend_from_slice(command.bytes());
-        // The server begins this WAIT when the previous one is over.
-        self.waits_until = deadline_in(self.wait_left().saturating_add(longest_wait(acks)));
-        self.waits += 1;
+        self.acknowledgements.wait(acks);
         self.owe_one(command, None, false, begins_at, None);
     }
 
@@ -581,7 +560,7 @@ impl Link {
         let mut awaited = self.owed.iter().filter(|owed| owed.awaited).count();
         let mut until = self.deadline_in(patience);
         // This loop also reads the reply to a WAIT that decides about an awaited reply.
-        while awaited > 0 || self.unacknowledged.iter().any(|it| it.awaited) {
+        while awaited > 0 || self.acknowledgements.awaited().next().is_some() {
             let Some(owed) = self.owed.pop_front() else { break };
             let counts = owed.awaited;
             if self.read_reply_to(owed, until)? {
@@ -643,7 +622,9 @@ impl Link {
             return Err(self.misaligned());
         }
         let Some(receiver) = owed.receiver else {
-            self.handle_wait_reply(&reply, &owed.command);
+            if let Some(acks) = owed.command.acks() {
+                self.acknowledgements.answered(&reply, acks, &self.address);
+            }
             return Ok(None);
         };
         if !owed.retried
@@ -670,7 +651,7 @@ impl Link {
             // The reply to the command's WAIT comes later and decides about this reply.
             reply if owed.command.acks().is_some() => {
                 let awaited = owed.awaited;
-                self.unacknowledged.push_back(Unacknowledged { receiver, reply, awaited });
+                self.acknowledgements.push(receiver, reply, awaited);
             }
             reply => receiver.receive(Ok(reply)),
         }
@@ -692,30 +673,6 @@ impl Link {
         let timed_out = error.is_timeout();
         let cause = self.cause(error);
         if timed_out { Failure::TimedOut(cause) } else { Failure::Reset(cause) }
-    }
-
-    /// Handles the reply to a WAIT. The WAIT was written over the same connection, after all
-    /// unacknowledged commands.
-    fn handle_wait_reply(&mut self, answer: &Value, wait: &Command) {
-        let Some(acks) = wait.acks() else { return };
-        self.waits = self.waits.saturating_sub(1);
-        // The next WAIT begins now or has already begun.
-        let rest = deadline_in(longest_wait(acks).saturating_mul(self.waits));
-        self.waits_until = self.waits_until.min(rest);
-        let too_few = match answer {
-            Value::Int(had) if *had >= i64::from(acks.count) => None,
-            Value::Int(had) => Some(too_few(*had, acks)),
-            Value::ServerError(error) => Some(error.clone().into()),
-            _ => Some((ErrorKind::Parse, "WAIT was not answered with a number").into()),
-        };
-        let cause = too_few.map(|error| self.cause(error));
-        // Take the receivers one by one: if one panics, the drop of the link fails the others.
-        while let Some(Unacknowledged { receiver, reply, .. }) = self.unacknowledged.pop_front() {
-            receiver.receive(match &cause {
-                None => Ok(reply),
-                Some(cause) => Err(Failure::Unacknowledged(reply, cause.clone())),
-            });
-        }
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
@@ -768,10 +725,8 @@ impl Link {
 
     /// Gives the failure to every receiver of an owed reply.
     fn fail(&mut self, failure: Failure) -> Failure {
+        self.acknowledgements.fail(&failure);
         // Take the receivers one by one: if one panics, the drop of the link fails the others.
-        while let Some(Unacknowledged { receiver, .. }) = self.unacknowledged.pop_front() {
-            receiver.receive(Err(failure.clone()));
-        }
         while let Some(owed) = self.owed.pop_front() {
             owed.receiver.inspect(|receiver| receiver.receive(Err(failure.clone())));
         }
@@ -782,20 +737,10 @@ impl Link {
 impl Drop for Link {
     /// Wakes all threads, even if the link ends with a panic.
     fn drop(&mut self) {
-        if !self.owed.is_empty() || !self.unacknowledged.is_empty() {
+        if !self.owed.is_empty() || !self.acknowledgements.is_empty() {
             self.fail(self.closed());
         }
     }
-}
-
-/// Returns the longest time for which the server runs a WAIT.
-fn longest_wait(acks: ReplicaAcks) -> Duration {
-    acks.within.saturating_add(LATE_WAIT)
-}
-
-fn too_few(had: i64, ReplicaAcks { count, within }: ReplicaAcks) -> RedisError {
-    let said = format!("{had} of {count} replicas acknowledged it within {within:?}");
-    (ErrorKind::Client, "too few replicas", said).into()
 }
 
 fn is_noscript(reply: &Value) -> bool {
