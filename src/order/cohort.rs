@@ -1,9 +1,10 @@
 //! Lock cohorting: how long the threads of one process keep a lock among themselves.
 //!
-//! A pass inside a process costs no round trip, but without a time limit other processes would
-//! starve. Each process therefore has the lock for a *turn*, and then hands it to the next process.
-//! If more processes wait, a turn is shorter: even the last of sixteen processes waits for less
-//! than a second.
+//! If one thread of a process passes the lock to another, no request is needed. Without a time
+//! limit, the threads of one process could keep the lock, and other processes would starve. So each
+//! process has the lock for a limited time, its *turn*, and then hands the lock to the next
+//! process. If more processes wait, a turn is shorter: even the last of sixteen waiting processes
+//! gets the lock in less than a second.
 //!
 //! Like `ask/entry.rs`, this file has no clock, no mutex and no I/O.
 
@@ -12,11 +13,13 @@ use crate::scripts::{Chain, ChainClock};
 /// The time in which each waiting process should get one turn.
 const ROUND: u64 = 20_000_000;
 const SHORTEST_TURN: u64 = 1_000_000;
-/// The maximum length of a turn. No pass comes later than this after the server's grant.
+/// The maximum length of a turn. When it has passed since the server's grant, no thread passes the
+/// lock on.
 const LONGEST_TURN: u64 = 10_000_000;
 /// For this time after the grant, threads may join a shared hold without a request.
 const JOINED: u64 = 3_000_000;
-/// If a process takes the lock again within this time, its chain continues.
+/// A chain is a series of grants to redlatch's processes, without a turn for Redisson's clients. If
+/// a process takes the lock again within this time, the chain of its last hold continues.
 const SAME_CHAIN: u64 = 10_000_000;
 
 /// One process's turn with one name. Times are nanoseconds on the process's own clock.
@@ -47,15 +50,15 @@ impl Cohort {
         self.turn = Some(Turn { began: at, places });
     }
 
-    /// Whether the process may pass the hold. The process may pass it only during its turn, which
-    /// begins with the server's grant.
+    /// Whether the process is still in its turn, so that a thread may pass the hold to another
+    /// thread.
     pub(super) fn may_pass(&self, now: u64) -> bool {
         self.turn.is_some_and(|turn| now.saturating_sub(turn.began) <= turn.length())
     }
 
-    /// Whether a thread may join a hold without a request. The time for joining is shorter than a
-    /// turn, because a writer in another process waits until this time has passed and the last
-    /// reader has left.
+    /// Whether a thread may join a shared hold without a request. Threads may join only in the
+    /// first part of a turn. A writer in another process has to wait for this part and for the last
+    /// reader.
     pub(super) fn may_join(&self, now: u64) -> bool {
         self.turn.is_some_and(|turn| now.saturating_sub(turn.began) <= JOINED)
     }
@@ -65,8 +68,8 @@ impl Cohort {
         self.last = Some((now, chain));
     }
 
-    /// Whether this process has just released a hold that another process handed to it. If this is
-    /// true, another process most likely has the lock now.
+    /// Whether this process has just released a hold that another process handed to it. If so,
+    /// another process most likely has the lock now.
     pub(crate) fn has_just_relayed(&self, now: u64) -> bool {
         self.last.is_some_and(|(end, chain)| {
             chain.clock == ChainClock::Server && now.saturating_sub(end) < SAME_CHAIN
@@ -78,14 +81,14 @@ impl Cohort {
         self.last = None;
     }
 
-    /// Returns the chain of a hold that was granted by reply to a request of `asked_at`. The last
-    /// chain continues if the lock was free for less than [`SAME_CHAIN`]: in so short a time, no
-    /// other redlatch process wanted the lock, and Redisson's clients had no turn.
+    /// Returns the chain of a hold that the server granted in the reply to a request of `asked_at`.
+    /// The chain of the last hold continues if the lock was free for less than [`SAME_CHAIN`],
+    /// because Redisson's clients had no turn in so short a time.
     ///
     /// A release does not send a chain that is younger than `SAME_CHAIN`, so the next process
-    /// begins a new chain. If two processes kept beginning new chains in this way, Redisson's
-    /// clients would never get a turn. For this reason a young chain continues if the lock was free
-    /// for less than twice [`SAME_CHAIN`].
+    /// begins a new chain. If two processes began new chains again and again, Redisson's clients
+    /// would never get a turn. So a young chain continues if the lock was free for less than twice
+    /// [`SAME_CHAIN`].
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
         let anew = Chain::begun(asked_at);
         let Some((end, chain)) = self.last else { return anew };
@@ -157,7 +160,8 @@ mod tests {
         assert!(!cohort.has_just_relayed(6));
     }
 
-    /// Two processes hold the lock in turn, each for too short a time to send its chain.
+    /// Two processes take turns with the lock, and each turn is too short for the release to send
+    /// the chain.
     #[test]
     fn a_chain_that_no_release_named_goes_on_for_twice_as_long() {
         let mut cohort = Cohort::default();

@@ -1,6 +1,6 @@
-//! Visits all states of a name's order that a few threads can reach, and checks properties that
-//! each state must have. (The models in `site/gate/model_tests.rs` also run the code around the
-//! order, with random interleavings.)
+//! Visits all states of a name's order that a few threads can reach, and checks the invariants in
+//! each state. (The models in `site/gate/model_tests.rs` also run the gate, with random
+//! interleavings.)
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -48,7 +48,7 @@ type Tenancies = Vec<Option<Arc<Tenancy>>>;
 
 /// Threads, their gate, and the holds at the server.
 struct World {
-    /// The mode of a hold of a single thread, and the mode of a shared hold.
+    /// The mode of each hold: the mode of a hold of a single thread, and the mode of a shared hold.
     modes: Vec<Mode>,
     state: Order<()>,
     threads: Vec<Arc<Thread>>,
@@ -315,8 +315,8 @@ impl World {
             if let At::Stands(queued) = &self.at[thread] {
                 let passed = queued.inbox.lock().passed_hold.take();
                 if let Some(tenancy) = passed {
-                    // The server decides the order, so all threads before this thread must have
-                    // left.
+                    // The server decides the order. So all threads ahead of this thread must have
+                    // left the queue.
                     assert_eq!(self.line.remove(0), thread, "past a fair thread");
                     self.at[thread] = At::Nothing;
                     self.alone[thread] = Some(tenancy);
@@ -392,8 +392,8 @@ impl World {
     }
 }
 
-/// Visits every state that this many threads can reach if each asks for the lock `comes` times.
-/// Returns the number of states.
+/// Visits every state that this number of threads can reach if each thread asks for the lock
+/// `comes` times. Returns the number of states.
 fn explore(modes: &[Mode], threads: usize, fair: usize, comes: usize) -> usize {
     explore_with_tickets(modes, threads, fair, comes, 0)
 }
@@ -444,8 +444,8 @@ fn a_fair_hold_goes_to_the_next_in_line_beside_threads_that_queue_at_the_gate() 
     assert!(explore(&[Mode::Lock], 3, 3, 2) > 1_000);
 }
 
-/// An adoption does not enter the gate, so its hold may take the seat while a thread leads. The
-/// leader then waits in Redis's queue, and remains the only thread that sends requests.
+/// An adoption does not enter the gate, so its hold may take the seat while another thread leads.
+/// That leader then waits in Redis's queue, and remains the only thread that sends requests.
 #[test]
 fn an_adopted_hold_leaves_the_leadership_where_it_is() {
     assert!(explore_with_tickets(&[Mode::Lock], 3, 0, 2, 2) > 1_000);

@@ -12,7 +12,8 @@ use crate::scripts::Owner;
 use crate::scripts::fair::Followers;
 use crate::waiting::Wake;
 
-/// The maximum age of the server's last confirmation at a pass, in nanoseconds.
+/// A thread may pass a hold only within this time after the hold's request was sent, in
+/// nanoseconds.
 const FRESH: u64 = 10_000_000;
 
 /// The threads of this process that have entries in the queue of one name. The gate's mutex guards
@@ -20,17 +21,17 @@ const FRESH: u64 = 10_000_000;
 #[derive(Debug, Default)]
 pub(crate) struct Standing {
     pub(crate) queued: Vec<Arc<QueuedThread>>,
-    /// The thread that waits for other threads to join its request.
+    /// The thread that has delayed its request, so that other threads can join the request.
     lingering: Option<Arc<Thread>>,
     /// The number of holds that threads are releasing now.
     pub(crate) releasing: usize,
 }
 
 impl Standing {
-    /// Removes and returns the next thread in a hold's line, if it may have the hold now. A pass
-    /// needs a recent confirmation by the server and equal terms, and follows the queue's order. If
-    /// the next thread may not have the hold, it waits for the server's grant, and so do all
-    /// threads behind it.
+    /// Removes and returns the next thread in the hold's line, if that thread may have the hold
+    /// now. The terms must be equal, and the hold must be younger than [`FRESH`]. If the next
+    /// thread may not have the hold, that thread and all threads behind it wait for a grant from
+    /// the server.
     pub(super) fn next(&mut self, hold: &Hold, now: u64) -> Option<Arc<QueuedThread>> {
         let line = hold.line.as_ref()?;
         if now.saturating_sub(hold.asked.at) > FRESH {
@@ -62,22 +63,22 @@ impl Standing {
         self.lingering = thread.cloned();
     }
 
-    /// Wakes the lingering thread if no other thread can still join its request. Called when a
-    /// thread has left.
+    /// Wakes the lingering thread if no other thread can still join its request. The caller calls
+    /// this after a thread has left.
     pub(crate) fn call(&self) -> Wake {
         let lingering = self.lingering.as_ref().filter(|_| !self.is_busy());
         lingering.map_or(Wake::NOBODY, Wake::thread)
     }
 
-    /// Removes a thread, so that no hold is passed to it. Returns the thread's tenancy if a hold
-    /// was already passed to the thread.
+    /// Removes a thread, so that no hold can be passed to it from now on. If a hold was already
+    /// passed to it, returns the thread's tenancy.
     pub(crate) fn stand_down(&mut self, queued: &Arc<QueuedThread>) -> Option<Arc<Tenancy>> {
         self.queued.retain(|other| !Arc::ptr_eq(other, queued));
         queued.inbox.lock().passed_hold.take()
     }
 }
 
-/// A thread that has an entry in the queue. Through this value, other threads send it messages.
+/// A thread that has an entry in the queue. Other threads reach the thread through this value.
 pub(crate) struct QueuedThread {
     pub(crate) lock: Arc<str>,
     pub(crate) database: i64,
@@ -120,16 +121,17 @@ impl QueuedThread {
     }
 
     /// Adds a message to the inbox and wakes the thread. Returns `false` if a hold was passed to
-    /// the thread, because the thread will then not read the message.
+    /// the thread before, because the thread then reads no more messages.
     ///
-    /// The inbox's mutex puts a grant and a pass in order. A grant that comes before the pass goes
-    /// into the inbox, and the thread collects it before the passed hold (`FairEntry::collect`). A
-    /// grant that comes after the pass is refused here, and the client gives it back.
+    /// The inbox's mutex puts a grant message and a pass in order. If the grant comes first, it
+    /// goes into the inbox, and the thread collects it before the passed hold
+    /// (`FairEntry::collect`). If the pass comes first, this method refuses the grant, and the
+    /// client gives the grant back.
     ///
-    /// The check must be under this mutex. Without the mutex, the subscriber's thread could find
-    /// this recipient before the pass, and add the grant after the thread has read its inbox for
-    /// the last time. The lock would then belong to an owner that no thread uses, until the end of
-    /// the grant.
+    /// This method must check for a pass under the inbox's mutex. Without the mutex, the subscriber
+    /// thread could find no pass, the thread could then get a hold and read its inbox for the last
+    /// time, and only then would the subscriber thread add the grant. No thread would use that
+    /// grant, and the lock would stay taken until the grant's lease ended.
     pub(crate) fn wake_with(&self, put: impl FnOnce(&mut Inbox<Followers>)) -> bool {
         let mut inbox = self.inbox.lock();
         if inbox.got_pass {

@@ -1,8 +1,8 @@
 //! The order in which the threads of this process get the lock of one name.
 //!
-//! One thread at a time sends requests for the name: the thread that has the *leadership*. Threads
-//! without the leadership wait in a queue, first come, first served. The waiting threads sleep
-//! until they get the leadership or the hold, which the holder passes on without a round trip.
+//! One thread at a time sends requests for the name: the thread that has the *leadership*. The
+//! other threads sleep in a queue, first come, first served. A waiting thread wakes when it gets
+//! the leadership, or when the holder passes the hold to it without a round trip.
 //!
 //! ```text
 //!             enter                  admit                 leave (turn over, or nobody waits)
@@ -27,9 +27,10 @@
 //! A hold in the seat may be over or lost (`Expired`). No thread enters an expired hold or passes
 //! it on, and the thread that detects the end vacates the seat.
 //!
-//! The renewal of a hold is done, sent or failed (`RenewalProgress`): `Renewing::record_sent` marks
-//! it as sent, and `Leaseholder::renewed` records the answer. A pass to another thread does not
-//! change the progress. No thread passes a hold whose renewal failed.
+//! The state has the progress of the hold's renewal (`RenewalProgress`): done, sent or failed.
+//! `Renewing::begins` marks the renewal as sent, and `Leaseholder::renewed` records the answer. A
+//! pass to another thread does not change the progress. If the last renewal failed, no thread
+//! passes the hold on.
 //!
 //! `Side::forced` counts this process's forced unlocks. If a leader sent its request before the
 //! last forced unlock, `admit` returns `NotHeld`, even if the server granted the hold. The leader
@@ -48,13 +49,14 @@
 //! taken     taken     the same: one thread has both seats. It writes, and may then go on to read
 //! ```
 //!
-//! While a thread writes, no other thread of the process reads. If other threads are in the
-//! readers' seat when a writer gets its seat, these readers have lost their hold: the server never
-//! grants a writer a lock that readers hold. At the end of the readers' turn one thread asks the
-//! server. If no process waits at the server, another turn begins. A reader that comes after a
-//! writer never overtakes that writer, in this process or in another process.
+//! While a thread writes, no other thread of the process reads. The server never grants the lock to
+//! a writer while readers hold the lock. So if a writer gets its seat while other threads are in
+//! the readers' seat, these readers have lost their hold. At the end of the readers' turn, one
+//! thread asks the server whether other processes wait. If none waits, another turn begins. A
+//! reader that comes after a writer never overtakes that writer, in this process or in another
+//! process.
 //!
-//! The leadership is never lost. While the queue is not empty, the seat is taken or a thread leads.
+//! The leadership is never lost: while the queue is not empty, the seat is taken or a thread leads.
 //! A leader that gives up transfers the leadership.
 
 use std::sync::Arc;
@@ -97,7 +99,7 @@ pub(crate) struct Order<I> {
     pub(crate) kept_until: u64,
 }
 
-/// The transitions. The caller passes the time, because this code reads no clock.
+/// The transitions. The caller passes the time, because this module reads no clock.
 impl<I> Order<I> {
     pub(crate) fn new() -> Self {
         Self {
@@ -135,8 +137,8 @@ impl<I> Order<I> {
         // The thread goes to the end of the queue. The thread sleeps (`waiting/mod.rs`,
         // `await_signal`) until a signal gives it the hold (`leave`, below) or the leadership.
         let waiter = self.queue.push(thread, need);
-        // If the new waiter is the first in the queue, it counts as called. Its thread is this
-        // thread, which is already awake and need not be woken.
+        // If the new waiter is the first in the queue, mark it as the waiter that stays awake for
+        // the next pass. The waiter is the calling thread itself, so nobody has to wake it.
         if self.alone.seat.is_some() && self.queue.first().is_some_and(|first| waiter.is(first)) {
             let _awake = self.queue.call_first();
         }
@@ -163,7 +165,8 @@ impl<I> Order<I> {
             };
         }
         let readers = self.readers.as_ref().and_then(|readers| readers.seat.as_ref());
-        // A thread that does not wait sends no request while threads of this process read.
+        // If the thread does not want to wait, it sends no request while threads of this process
+        // read.
         let may_lead = waits || readers.is_none_or(|seat| !seat.tenancy.is_held_at(now));
         if self.alone.seat.is_some() || !may_lead {
             return GateOutcome::Occupied;
@@ -172,18 +175,18 @@ impl<I> Order<I> {
         self.queue.try_lead().map_or(GateOutcome::Occupied, GateOutcome::Leads)
     }
 
-    /// Takes the leadership for a thread that asks for several locks together, if no thread of this
-    /// process has this lock, leads or waits. A thread A that asks for several locks must not wait
-    /// at a gate for a thread B. If A leads at another gate, B may wait for A at that gate, and A
-    /// and B would wait for ever.
+    /// Takes the leadership for a thread that asks for several locks together. Returns `None` if a
+    /// thread of this process has this lock, leads or waits. A thread A that asks for several locks
+    /// must not wait at a gate for a thread B: if B waits for A at another gate, at which A leads,
+    /// A and B would wait for ever.
     pub(crate) fn try_lead_for_multi(&mut self) -> Option<QueueLeadership> {
         let is_read = self.readers.as_ref().is_some_and(|readers| readers.seat.is_some());
         if self.alone.seat.is_some() || is_read { None } else { self.queue.try_lead() }
     }
 
-    /// A thread that already reads may read again, ahead of all waiters. Another thread joins the
-    /// readers of its process if no thread writes, leads or waits, and no kept write hold excludes
-    /// it.
+    /// If the thread already reads, it may read again, ahead of all waiters. Otherwise the thread
+    /// joins the readers of its process if no thread writes, leads or waits, and if no kept write
+    /// hold excludes readers.
     fn enter_to_read(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> GateOutcome<I> {
         let is_alone = self.alone.seat.is_some() || self.queue.is_busy() || now < self.kept_until;
         let joining = if is_alone { Joining::No } else { Joining::InTurn };
@@ -219,8 +222,8 @@ impl<I> Order<I> {
         }
     }
 
-    /// Whether threads of this process wait for the lock. (The newcomers of a fair lock do not
-    /// count yet, but the first of them will soon stand in Redis's queue.)
+    /// Whether threads of this process wait for the lock. (A fair lock's thread that has not sent a
+    /// request yet does not count, but will soon be in Redis's queue.)
     pub(crate) fn has_waiters(&self) -> bool {
         let stand = self.standing.as_ref().is_some_and(|standing| !standing.queued.is_empty());
         stand || self.queue.first().is_some()
@@ -269,9 +272,10 @@ impl<I> Order<I> {
         Some(reading)
     }
 
-    /// Puts a granted hold into the seat. The caller's `leadership` then ends, because a thread
-    /// that enters now finds the seat taken. (A leader that reads keeps its leadership, to let more
-    /// readers in, and passes `None` here.) `gone` is a hold that, as the caller knows, the server
+    /// Puts a granted hold into the seat, and ends the caller's `leadership`: a thread that enters
+    /// from now on finds the seat taken. (A leader that reads keeps its leadership, to let more
+    /// readers in, and passes `None` here.) `gone` is a hold that the server no longer has,
+    /// according to the caller.
     /// no longer has.
     #[inline]
     pub(crate) fn admit(
@@ -312,9 +316,9 @@ impl<I> Order<I> {
         match self.side(mode).seat.as_mut().and_then(|seat| seat.end_level(tenancy, which)) {
             Some(LevelEnd::StillHeld) => LeaveOutcome::StillHeld,
             Some(LevelEnd::OthersStay) => {
-                // This thread steps down under the mutex, before the other tenants can leave. When
-                // the last tenant has left, nobody has the lock, and this tenancy's guard must not
-                // report "held".
+                // The tenancy steps down under the mutex, before the other tenants can leave.
+                // Otherwise the last tenant could leave first, and this tenancy's guard would
+                // report "held" although nobody has the lock.
                 tenancy.step_down();
                 LeaveOutcome::OthersStay
             }
@@ -322,8 +326,8 @@ impl<I> Order<I> {
         }
     }
 
-    /// Does the same as [`leave`](Self::leave), but ends all levels at once. The returned seat
-    /// still has these levels.
+    /// Ends all levels of the tenancy at once, and otherwise does the same as
+    /// [`leave`](Self::leave). The returned seat still has these levels.
     pub(crate) fn leave_seat(
         &mut self,
         mode: Mode,
@@ -341,25 +345,25 @@ impl<I> Order<I> {
             self.standing.get_or_insert_default().releasing += 1;
         }
         // No other thread of this process may get the hold. The leaving thread takes the leadership
-        // for the release, unless another thread has the leadership. A thread that arrives now
-        // sends its request after the release. (If a writer waits for the readers, the writer
-        // already leads, and the writer's request may come before the release.)
+        // for the release, so a thread that arrives now sends its request after the release. If
+        // another thread leads already, that thread keeps the leadership. (If this leader is a
+        // writer that waits for the readers, its request may run before the release.)
         self.side(mode).cohort.note_release(now, hold.details.chain);
         let leadership = if mode == Mode::Read { None } else { self.queue.lead_before_waiters() };
         LeaveOutcome::Release(Box::new(seat), leadership)
     }
 
-    /// Passes the hold of `left`, a seat that a thread has just left, to the next thread, if the
-    /// next thread may have the hold now. The caller wakes the returned threads after it has
+    /// Passes the hold of `left` to the next thread, if that thread may have the hold now. `left`
+    /// is the seat that a thread has just left. The caller wakes the returned threads after it has
     /// released the mutex.
     ///
-    /// The re-entrant and the fair handles of a name share one seat. A fair handle's hold goes to
-    /// the next thread of its line (`Hold::line`). Any other hold goes to the first thread in the
-    /// queue.
+    /// The re-entrant and the fair handles of a name share one seat. A hold from a fair handle goes
+    /// to the next thread of its line (`Hold::line`). Any other hold goes to the first thread in
+    /// the queue.
     fn pass(&mut self, left: &Seat, hold: &Arc<Hold>, now: u64) -> Option<[Wake; 2]> {
         let next = |thread: &Arc<Thread>| {
-            // The leaving thread steps down before the next thread can see the pass, because other
-            // threads may ask the guard of the leaving thread whether the lock is held.
+            // The leaving thread's tenancy steps down before the next thread can see the pass. From
+            // then on, the guard of the leaving thread must not report that the lock is held.
             left.tenancy.step_down();
             Arc::new(Tenancy::since(Arc::clone(hold), Arc::clone(thread), now))
         };
@@ -381,13 +385,14 @@ impl<I> Order<I> {
     }
 
     /// Whether the thread that has just left its seat may pass the hold to the first thread in the
-    /// queue. A turn lasts at most 10 ms from the server's grant, and less if many processes wait
-    /// (`cohort.rs`). `Hold::may_pass` checks the terms, and whether the hold was lost or its last
-    /// renewal failed. A writer that continues to read does not pass its write hold on.
+    /// queue. The process must still be in its turn (`cohort.rs`). `Hold::may_pass` compares the
+    /// terms, and checks that the hold is not lost and that its last renewal did not fail. If the
+    /// leaving writer continues to read, its write hold is not passed on.
     fn may_pass(&self, hold: &Hold, now: u64) -> bool {
         let mode = hold.owner.mode();
-        // While an adopted hold has the seat, a leader may wait in Redis's queue. The leader gets
-        // the lock before the threads in this process's queue.
+        // While an adopted hold has the seat, a leader may have an entry in Redis's queue. The
+        // leader must get the lock before the threads in this process's queue, so the hold is not
+        // passed to them.
         self.alone.cohort.may_pass(now)
             && !self.queue.is_led()
             && self.queue.first().is_some_and(|first| {

@@ -31,7 +31,7 @@ pub(crate) enum GateOutcome<I> {
     /// No thread of this process is ahead, so the thread leads.
     Leads(QueueLeadership),
     Queued(Arc<GateWaiter<I>>),
-    /// Another thread is ahead, and the thread does not wait.
+    /// Another thread is ahead, and the calling thread does not want to wait.
     Occupied,
     /// The hold in a seat is over or lost. The caller declares the hold lost and enters again.
     Expired(Arc<Hold>),
@@ -40,19 +40,20 @@ pub(crate) enum GateOutcome<I> {
 
 #[derive(Debug)]
 pub(crate) enum Admission {
-    /// The hold got the seat. If a hold that is over was still in the seat, the value is the seat
-    /// of that old hold.
+    /// The hold got the seat. `Some`: an earlier hold, which is over, was still in the seat. The
+    /// value is that hold's seat.
     Admitted(Option<Seat>),
     /// Another hold, which this process still has, is in the seat.
     OtherHold(Arc<Hold>),
-    /// The process must not use the hold. Either the hold's lease ended before the leader read the
-    /// reply, or the leader sent its request before the server answered a forced unlock of this
-    /// process. In the second case, only the server knows whether the unlock came before the grant.
+    /// The process must not use the hold, for one of two reasons. Either the hold's lease ended
+    /// before the leader read the reply. Or the server answered a forced unlock of this process
+    /// after the leader had sent its request, and only the server knows whether the forced unlock
+    /// came before the grant.
     NotHeld,
 }
 
-/// What a thread has left, and what it must do next. (The seats are boxed, because this enum is
-/// moved even if the thread only ends a level.)
+/// The result of leaving, and what the thread must do next. (The seats are boxed to keep this enum
+/// small: it is moved even if the thread only ends a level.)
 #[derive(Debug)]
 pub(crate) enum LeaveOutcome {
     /// The tenancy is not in the seat, because it was lost or released before.

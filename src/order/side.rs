@@ -17,7 +17,7 @@ pub(crate) struct Side {
     pub(crate) forced: u64,
 }
 
-/// Whether a thread may share a hold with others.
+/// When a thread may join a hold of other threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Joining {
     No,
@@ -65,10 +65,10 @@ impl Side {
         GateOutcome::Reentered(Arc::clone(tenancy))
     }
 
-    /// Lets a thread share a hold. A thread that has the hold gets another level. Another thread
-    /// joins if the turn is [young](Cohort::may_join) and no other process waits, or [at any
-    /// time](Joining::AnyTime). The `bool` is `false` only if the thread joined outside a young
-    /// turn. Returns `None` if the seat is empty.
+    /// Lets a thread share a hold. A thread that already has the hold gets another level. Another
+    /// thread joins if the turn has [just begun](Cohort::may_join) and no other process waits, or
+    /// [at any time](Joining::AnyTime). The `bool` is `false` only if the thread joined when the
+    /// turn was too old. Returns `None` if the seat is empty.
     pub(super) fn join<I>(
         &mut self,
         thread: &Arc<Thread>,

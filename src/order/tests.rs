@@ -55,7 +55,7 @@ fn each_state_is_left_as_the_table_says() {
     assert_eq!(is(&state), HELD);
     assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::NotThere));
     let Some(Signal::Passed(second)) = waiter.take_signal() else { panic!("not passed") };
-    // The turn is over. The waiter does not get the hold, and leads next.
+    // The turn is over, so the waiter gets the leadership and not the hold.
     let GateOutcome::Queued(waiter) = enter(&mut state, &one, 0) else { panic!("not queued") };
     let left = state.leave(Mode::Lock, &second, None, OVER / 2);
     let LeaveOutcome::Release(_, Some(leadership)) = left else { panic!("{left:?}") };
@@ -166,8 +166,8 @@ fn the_hold_of_a_leader_goes_to_no_thread_that_stands_in_the_line() {
     assert!(fair.inbox.lock().passed_hold.is_none() && waiter.take_signal().is_none());
     assert!(passes(&mut state, &hold));
     let Some(Signal::Passed(next)) = waiter.take_signal() else { panic!("not passed") };
-    // No thread is in this process's queue, so the thread releases the hold. The server grants it
-    // to the next thread of the line.
+    // No thread is in this process's queue, so the thread releases the hold. The server then grants
+    // the lock to the next thread of the line.
     assert!(!passes(&mut state, &next));
     assert_eq!(is(&state), LED);
     assert!(fair.inbox.lock().passed_hold.is_none());
