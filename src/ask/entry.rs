@@ -14,38 +14,39 @@
 //! Like `exchanges.rs`, this file is pure: it uses no owner number, clock, random choice, mutex or
 //! I/O. So a state can be copied, compared and hashed. The models of the scripts (`tests/models/`)
 //! run this file, and `tests/models/explore/` visits all states of the machine. There are two
-//! types, because two threads take part: the waiting thread owns the [`EntryMachine`], and the
+//! types, because two threads take part. The waiting thread owns the [`EntryMachine`]. The
 //! subscriber thread fills the [`Inbox`], under a mutex of the caller.
 //!
 //! The invariants, and the errors that they prevent:
 //!
-//! - *one at a time*: an entry has at most one open request. A reply does not name its request.
-//!   With two open requests, the client would take the first reply for the reply to the second
-//!   request. The anchor, and the deadline of a grant by message, would then be too late.
-//! - *hint*: a message makes the owner send a request, and has no other effect. Only a
-//!   [valid grant](ValidGrant) gives the owner the lock without a request. After any other grant,
-//!   the owner also sends a request, because the owner may still be the holder at the server.
+//! - *one at a time*: an entry has at most one open request. A reply does not name its request. If
+//!   two requests were open, the client would take the first reply for the reply to the second
+//!   request. It would then compute deadlines that are too late.
+//! - *hint*: a message makes the owner send a request, and has no other effect. The only exception
+//!   is a grant message that is [still valid](EntryMachine::collect): it gives the owner the lock
+//!   without a request. If the grant is no longer valid, the owner sends a request, because the
+//!   owner may still be the holder at the server.
 //! - *anchor*, *granted late*, *silent*: see `exchanges.rs`.
 //! - *acknowledged*: if replicas must have a grant, a grant message only makes the owner send a
-//!   request. Another connection has written the grant, and WAIT covers only the writes of the
-//!   connection that sends WAIT. So the owner's own request writes the hold again, and then waits
-//!   for the replicas. If an owner cannot use the short lease of a grant by message, the owner also
-//!   sends a request, which raises the lease.
+//!   request. The reason is that WAIT covers only the writes of its own connection, and the grant
+//!   was written over another connection. The owner's request writes the hold again, and then waits
+//!   for the replicas. The owner also sends a request if the short lease of a grant by message is
+//!   not enough for it. This request raises the lease.
 //! - *collected after the reply*: the thread collects the inbox only between requests. A message
-//!   that arrives during a request remains in the inbox. The reply decides whether the message
-//!   counts: the server may have refused the owner after the grant.
-//! - *every wait ends*: a refused owner sleeps for at most [`POLL`]. This is shorter than the lease
-//!   of a grant by message, so every waiter sends at least one request during such a lease. The
-//!   reply says when the lease ends, and the waiter asks again at that time. If the process with
-//!   the grant is stopped, the other waiters lose only the time of its lease. (Every waiter asks,
-//!   because a waiter cannot know whether it is now the first in the queue.)
+//!   that arrives during a request remains in the inbox. After the reply, the thread knows whether
+//!   a grant message is still valid: the server may have refused the owner after the grant.
+//! - *every wait ends*: a refused owner sleeps for at most [`POLL`]. This time is shorter than the
+//!   lease of a grant by message, so every waiter sends at least one request during such a lease.
+//!   The reply says when the lease ends, and the waiter asks again at that time. So if the process
+//!   with the grant is stopped, the other waiters lose only the time of its lease. (Every waiter
+//!   asks, because a waiter cannot know whether it is now the first in the queue.)
 //! - *no message is lost*: a message that causes a request is removed from the inbox. If this
 //!   request fails, `ask_at` stays zero, so the next leader asks at once. If the gate does not
 //!   admit a leader's grant, the leader also asks at once.
 //! - *nobody's entry*: if an owner's only request took the lock, the owner was never in a queue, so
-//!   no message names it. If the owner sent more requests, or if a copy of the request may have
-//!   run, a grant message may arrive after the owner has got the lock. If the client gave this
-//!   grant back as an unclaimed grant, it would release the owner's hold.
+//!   no message names it. If the owner sent more requests, or if a copy of its request may have
+//!   run, a grant message may arrive after the owner has got the lock. The client must not give
+//!   this grant back as unclaimed, because that would release the owner's hold.
 //! - *undone*: if the server may have the owner in the queue or as the holder at the end of the
 //!   wait, the client removes the owner. The client repeats the removal for as long as a copy of a
 //!   request may still arrive.
@@ -57,15 +58,15 @@ use crate::lease::deadline::{PROVISIONAL, deadline};
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
-/// The shortest and the longest sleep of a waiter without a message, in nanoseconds. After this
-/// sleep, the waiter asks again.
+/// The shortest and the longest time, in nanoseconds, after which a waiter without a message asks
+/// again.
 pub(crate) const POLL: (u64, u64) = (800 * MS, 1_200 * MS);
 const _: () = assert!(POLL.1 < PROVISIONAL);
 /// The number of waiters, from the head of the queue, that listen for Redisson's releases. The
 /// second waiter listens in case the first one is dead.
 const FIRST: u32 = 2;
-/// The time from the end of a lease or a window to the waiter's request. The server's reply says
-/// when the lease or window ends, in whole milliseconds, rounded down.
+/// The time that a waiter adds to the end of a lease or a window before it asks. The server's reply
+/// gives this end in whole milliseconds, rounded down.
 const PAST_END: u64 = MS;
 /// The additional sleep for each entry ahead in the queue, so that the waiters do not all ask at
 /// the same time.
@@ -93,7 +94,8 @@ pub(crate) struct EntryMachine<D> {
     longest: Duration,
     /// The number of grants in a row that were read after their leases had ended.
     late: u32,
-    /// The details of a grant by message, while the owner asks the server to confirm the grant.
+    /// The details of a grant by message, while the owner waits for the reply that confirms the
+    /// grant.
     unconfirmed: Option<D>,
 }
 
@@ -109,7 +111,7 @@ pub(crate) struct Inbox<D> {
     /// Whether a Redisson client has released the lock, or may have released it before the server
     /// confirmed the channel.
     pub(crate) has_public_release: bool,
-    /// Whether the owner should ask. Either a script's message says so, or the client has
+    /// Whether the owner should ask, because a script's message says so, or because the client has
     /// subscribed to its own channel again and may have missed messages.
     pub(crate) must_ask: bool,
 }
@@ -124,15 +126,15 @@ pub(crate) struct ReceivedGrant<D> {
     pub(crate) details: D,
 }
 
-/// The conditions of the thread that collects a grant by message.
+/// What a thread needs when it collects a grant by message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Collector {
     /// The lease that the thread wants.
     pub(crate) lease: Duration,
     /// The incarnation of the server to which the client last connected.
     pub(crate) incarnation: u64,
-    /// Whether the thread needs a reply, because replicas must have the grant, or because the grant
-    /// must have the full lease.
+    /// Whether a grant message is not enough and the thread needs a reply: replicas must have the
+    /// grant, or the grant must have the full lease.
     pub(crate) needs_reply: bool,
 }
 
@@ -140,7 +142,7 @@ pub(crate) struct Collector {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum EntryReply<D> {
     Granted {
-        /// Whether the owner had the lock before.
+        /// Whether the owner already had the lock before this request.
         already: bool,
         lease: Duration,
         /// Whether the owner may ask again.
@@ -152,7 +154,7 @@ pub(crate) enum EntryReply<D> {
     Refused {
         /// The server's clock, in ms.
         now: u64,
-        /// The time after which another request may succeed, even without a message.
+        /// The time after which another request may succeed, even if no message comes.
         left: Duration,
         /// The number of entries ahead in the queue.
         place: u32,
@@ -180,8 +182,8 @@ pub(crate) enum EntryReply<D> {
 pub(crate) struct AfterReply<D> {
     /// The channels to listen to from here on.
     pub(crate) listens: Listens,
-    /// Whether a message should have arrived before this reply. If the message does not arrive
-    /// later, the subscription is broken, although there was no error.
+    /// Whether a message should have arrived before this reply. If the message does not arrive soon
+    /// after the reply, the subscription is broken, although it has reported no error.
     pub(crate) suspects: bool,
     pub(crate) then: Then<D>,
 }
@@ -217,8 +219,8 @@ pub(crate) enum Undo {
     NowAndLater,
 }
 
-/// A grant after which the server has not refused the owner. It is still the same run of the
-/// server, and the lease of the grant has not ended.
+/// A valid grant: since the grant, the server has not refused the owner and was not restarted, and
+/// the lease of the grant has not ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ValidGrant<D> {
     /// The request whose time is the start of the lease.
@@ -232,8 +234,8 @@ pub(crate) struct ValidGrant<D> {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum By<D> {
-    /// The grant came by message. The grant's lease is short, since the process might be stopped.
-    /// The renewer raises the lease to the wanted length after 50 ms.
+    /// The grant came by message. Its lease is short, because the process might be stopped. After
+    /// 50 ms the renewer raises the lease to the wanted length.
     Message { details: D },
     /// The grant came by reply, with the requested lease, since the process is awake.
     Reply {
@@ -274,9 +276,10 @@ impl<D> EntryMachine<D> {
     }
 
     /// Begins a request for this lease, and returns the request's extra arguments. Returns `None`
-    /// if a request is on its way, so that the owner must not ask. All requests begin here: the
-    /// first request, polls, and requests after a reconnect. If `queues` is false, the request
-    /// takes the lock only if the lock is free, ignores the queue, and adds no entry.
+    /// if a request is already open, so that the owner must not ask. All requests begin here: the
+    /// first request, polls, and requests after a reconnect. If `queues` is false, the request adds
+    /// no entry to the queue, and takes the lock only if the lock is free, even if others are in
+    /// the queue.
     #[inline]
     pub(crate) fn begin_request(
         &mut self,
@@ -320,8 +323,8 @@ impl<D> EntryMachine<D> {
                     let then = if fails { Then::Fail } else { self.sleeps() };
                     return AfterReply { listens, suspects, then };
                 }
-                // If a message granted the lock before this reply, the hold already had a lease of
-                // 2 s. The server has kept the longer of this lease and the requested lease.
+                // The owner already had the lock, because a message granted it with a lease of 2 s.
+                // The server has kept the longer of this lease and the requested lease.
                 let least = if already { PROVISIONAL } else { 0 };
                 let lease = lease.max(Duration::from_nanos(least));
                 let may_be_named = already || self.may_be_queued();
@@ -334,8 +337,8 @@ impl<D> EntryMachine<D> {
             EntryReply::Refused { now: server, left, place, by_redisson, is_new, poll } => {
                 self.exchanges.note_queued(now, server);
                 self.refused(server);
-                // If the entry is new although the owner had an entry, the server granted the lock
-                // to the old entry, and the message of this grant did not arrive.
+                // The owner had an entry, and this entry is new. So the server granted the lock to
+                // the old entry, and the message of this grant did not arrive.
                 suspects = is_new && self.place.is_some();
                 self.place = Some(place);
                 let is_first = by_redisson && place < FIRST;
@@ -353,9 +356,9 @@ impl<D> EntryMachine<D> {
     }
 
     /// Ends a request without a usable answer. The owner still has to ask. `in_doubt`: the server
-    /// may have run the request, or may still run it. This is so if no reply arrived, if the second
-    /// copy had an error, or if the thread's wait ended or was cancelled. If `in_doubt` is false,
-    /// the server has run no copy of the request, and will run none.
+    /// may have run the request, or may still run it. The caller passes `true` if no reply arrived,
+    /// if the second copy had an error, or if the thread's wait ended or was cancelled. If
+    /// `in_doubt` is false, the server has run no copy of the request, and will run none.
     pub(crate) fn unanswered(&mut self, in_doubt: bool) {
         if std::mem::take(&mut self.is_asking) {
             self.may_have(in_doubt, false);
@@ -369,7 +372,7 @@ impl<D> EntryMachine<D> {
     }
 
     /// Collects the messages. Returns the grant if a message granted the lock and the grant is
-    /// valid. If the result is `None`, the owner sleeps until [`ask_at`](Self::ask_at).
+    /// still valid. After `None`, the owner sleeps until [`ask_at`](Self::ask_at).
     pub(crate) fn collect(
         &mut self,
         now: u64,
@@ -406,8 +409,8 @@ impl<D> EntryMachine<D> {
             return None;
         }
         let asked = Asked { at: granted_at.min(received), ..asked };
-        // The shorter of the two leases counts, because a renewal will set the hold to the lease
-        // that the thread wants.
+        // Of the granted lease and the wanted lease, the shorter one applies, because a renewal
+        // will set the hold to the wanted lease.
         if now >= deadline(asked.at, lease.min(collector.lease)) {
             return None;
         }
@@ -416,7 +419,7 @@ impl<D> EntryMachine<D> {
 
     /// Ends the entry, which must not be used again. Returns what the client must undo, because the
     /// server may have an entry or a hold of the owner. The second result has the details of a
-    /// grant by message that the owner did not use: no thread collected the grant, or no reply
+    /// grant by message that the owner did not use, because no thread collected it or no reply
     /// confirmed it.
     pub(crate) fn end(&mut self, inbox: Inbox<D>) -> (Undo, Option<D>) {
         self.is_asking = false;
@@ -431,7 +434,7 @@ impl<D> EntryMachine<D> {
     }
 
     /// Notes the outcome of a request. `in_doubt`: the server may run a copy of the request, now or
-    /// later. `is_there`: the owner is in the queue or is the holder now.
+    /// later. `is_there`: according to the reply, the owner is in the queue or is the holder.
     #[inline]
     fn may_have(&mut self, in_doubt: bool, is_there: bool) {
         self.in_doubt |= in_doubt;
@@ -445,7 +448,8 @@ impl<D> EntryMachine<D> {
     }
 
     /// Notes a reply that says that the owner is not the holder. `server`: the server's time in the
-    /// reply. A grant from before this time is over, even if this process reads the grant later.
+    /// reply. Any grant from before this time has ended, even if this process reads its message
+    /// later.
     fn refused(&mut self, server: u64) {
         (self.late, self.unconfirmed) = (0, None);
         self.exchanges.refused(server);

@@ -2,8 +2,8 @@
 //! long a grant counts, and whether the owner may report other owners as silent.
 //!
 //! This file is pure: its functions take the time as an argument, send nothing and read no clock.
-//! The models of the scripts (`tests/models/`) compile this file, too, so it imports only what the
-//! parent module imports. The state has no owner number, so two owners with equal histories are
+//! The models of the scripts (`tests/models/`) also compile this file, so it imports only what the
+//! parent module imports. The state has no owner number, so that two owners with the same past are
 //! equal.
 //!
 //! ```text
@@ -15,45 +15,46 @@
 //!        until = asked + lease        until = anchor's time + (grant's now - anchor's now) + lease
 //! ```
 //!
-//! Anchor: the client computes the deadline of a grant by message from the times of an earlier
-//! exchange in the same wait. If there was no such exchange, the lease counts from the first
-//! request. The lease must not count from the time at which the process reads the message. The
-//! process may have been stopped, and another process may already have the lock:
+//! Anchor: an earlier exchange in the same wait, from whose times the client computes the deadline
+//! of a grant by message. If there was no such exchange, the lease counts from the first request.
+//! The lease must not count from the time at which the process reads the message. The process may
+//! have been stopped in between, and another process may already have the lock:
 //!
 //! ```text
 //! server    grant to A (2 s)              its end: grant to B
 //! A         stopped ............................................ reads the grant: too late
 //! ```
 //!
-//! If the server refuses the owner after a grant, the grant does not count, even if the owner reads
-//! the refusal first. A grant message and a reply come over two connections, so the reply may
-//! overtake the message.
+//! If the server refuses the owner after a grant, the grant is no longer valid, even if the owner
+//! reads the refusal first. (A grant message and a reply come over two connections, so the reply
+//! may overtake the message.)
 //!
-//! Silent: the owner may report other owners as silent only while the server answers the owner
-//! promptly and without a pause, and the server's clock does not jump. A pause may mean that this
-//! process itself was stopped. During the stop, the other owners may have sent requests.
+//! Silent: the owner may report that other owners are silent. It may do so only while the server
+//! answers it promptly and without a pause, and the server's clock does not jump. After a pause,
+//! this process itself may have been stopped, and the other owners may have sent requests in the
+//! meantime.
 
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
-/// The server must have answered an owner promptly for this time before the owner may report other
-/// owners as silent. This is ALIVE_FOR in `lua/hand_off.lua`.
+/// For this time the server must have answered an owner promptly, before the owner may report other
+/// owners as silent. `lua/hand_off.lua` calls this time HEARD.
 const STEADY: u64 = 2_000 * MS;
-/// The longest time for a prompt reply. This is MAX_REQUEST_AGE in `lua/hand_off.lua`. A slower reply shows
-/// that the server or this process stood still.
+/// The longest time in which a prompt reply arrives. `lua/hand_off.lua` calls this time MAX_REQUEST_AGE.
+/// After a slower reply, the server or this process may have stood still.
 const PROMPT: u64 = 400 * MS;
-/// The longest time from a reply to the next request. A longer pause shows that this process stood
-/// still.
+/// The longest time from a reply to the next request. After a longer pause, this process may have
+/// stood still.
 const PAUSE: u64 = 1_500 * MS;
 
-/// What a leader reads before it sends a request.
+/// The values that a leader reads before it sends a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Asked {
     /// The number of this process's forced unlocks that the server has answered.
     pub(crate) forced: u64,
     /// The incarnation of the server to which the client last connected. If a later incarnation of
-    /// the server granted the hold, the hold's release may report a loss that did not happen. The
-    /// release never hides a loss.
+    /// the server granted the hold, the release may report the hold as lost although it was not
+    /// lost. The release never fails to report a loss.
     pub(crate) incarnation: u64,
     /// The time on the process's own clock in nanoseconds. (In this file all times are on this
     /// clock, except the server's times.)
@@ -68,16 +69,17 @@ pub(crate) struct Exchanges {
     asked: Option<Asked>,
     /// Whether the owner has sent more than one request.
     asked_again: bool,
-    /// The last exchange that named the server's time.
+    /// The last exchange whose reply contained the server's time.
     anchor: Option<Anchor>,
-    /// The server's time in the first reply that reported the owner's entry.
+    /// The server's time in the first reply that said that the owner has an entry.
     queued_at: Option<u64>,
     /// The beginning and the end of the period in which the server has answered the owner promptly,
     /// without a pause.
     steady: Option<(u64, u64)>,
 }
 
-/// A request and the server's time in its reply. The server's time is not earlier than `sent`.
+/// The time at which a request was sent, and the server's time in its reply. The server read its
+/// time after `sent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Anchor {
     sent: u64,
@@ -131,7 +133,8 @@ impl Exchanges {
     }
 
     /// Notes a reply that says that the owner has an entry. `server`: the server's time in the
-    /// reply. Must be called before [`refused`](Self::refused), which replaces the anchor.
+    /// reply. The caller must call this before [`refused`](Self::refused), which replaces the
+    /// anchor.
     pub(crate) fn note_queued(&mut self, now: u64, server: u64) {
         self.queued_at.get_or_insert(server);
         let Some(asked) = self.asked else { return };
@@ -160,9 +163,9 @@ impl Exchanges {
 
     /// Returns the time at which the server made a grant, on the process's own clock. The result
     /// may be too early, but is never too late, even if this process reads the grant late.
-    /// `server`: the server's time in the grant. Returns `None` if, by the server's clock, the
-    /// server has refused the owner after this grant. The grant has then ended, or the server's
-    /// clock was set back.
+    /// `server`: the server's time in the grant. Returns `None` if the server has refused the owner
+    /// at a later time of its clock. In that case the grant has ended, or the server's clock was
+    /// set back.
     pub(crate) fn granted_at(&self, server: u64) -> Option<u64> {
         let Some(anchor) = self.anchor else { return self.began };
         let since = server.checked_sub(anchor.server)?;

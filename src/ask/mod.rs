@@ -1,5 +1,5 @@
 //! The requests and replies of one owner, as state machines without I/O. The state machines decide
-//! when the owner sends a request, and for how long a grant counts.
+//! when the owner sends a request, and until when a grant is valid.
 
 mod entry;
 #[cfg(test)]

@@ -223,7 +223,7 @@ fn each_state_is_left_as_the_table_says() {
         ("over at once", asking, ends, 101, give_back(Undo::Nothing, None), 0),
         ("over in doubt", in_doubt, ends, 201, give_back(Undo::NowAndLater, None), 0),
         ("too few replicas", asking, unacknowledged, 101, give_back(Undo::Once, None), 0),
-        // The owner sleeps. The rows show which message makes it ask, and when.
+        // The owner sleeps. The rows show which message makes the owner ask, and when.
         ("nothing", sleeping, || reads([]), 300, sleep_until(1_101 * MS), 1_101),
         (
             "a window",
@@ -371,7 +371,7 @@ fn the_reply_confirms_a_grant_that_replicas_must_have() {
     assert_eq!(action, counts(700, false, by_reply(Some('m'), true)));
     let left = step(&mut over, 701 * MS, EntryEvent::Unacknowledged { in_doubt: true });
     assert_eq!(left, Action::GiveBack { undo: Undo::NowAndLater, details: Some('m') });
-    // The reply is about another grant than the message.
+    // The reply and the message are about two different grants.
     let action = step(&mut another, 701 * MS, granted(false));
     assert_eq!(action, counts(700, false, by_reply(None, true)));
 }
@@ -402,7 +402,7 @@ fn a_grant_by_message_counts_only_at_the_same_server_and_for_the_wanted_lease() 
 
 #[test]
 fn a_grant_by_reply_that_is_read_late_is_asked_for_again_a_few_times() {
-    /// The answer to a request of 100 ms, read at this time.
+    /// Passes a reply to a request of 100 ms, read at this time.
     fn read_at(entry: &mut EntryMachine<char>, now: u64, waits: bool) -> Then<char> {
         entry.begin_request(asked(100), LEASE, true);
         let reply = EntryReply::Granted { already: false, lease: LEASE, waits, details: 'r' };
@@ -454,7 +454,7 @@ fn a_refusal_that_is_younger_than_the_grant_voids_it_in_either_order() {
     }
 }
 
-/// A model checker can then visit each state only once.
+/// If owners with the same past are equal, a model checker visits each state only once.
 #[test]
 fn owners_with_the_same_past_are_equal() {
     assert_eq!(polling(), polling());

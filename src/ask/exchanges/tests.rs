@@ -32,8 +32,8 @@ fn waiting() -> Exchanges {
     exchanges
 }
 
-/// Returns the arguments of the next request of an owner that has asked every second. Each pair is
-/// the delay of a reply and a jump of the server's clock.
+/// Returns the arguments of the next request of an owner that has asked every second. Each pair has
+/// the delay of one reply and the offset of the server's clock in that reply.
 fn after_questions(delays: [(u64, i64); 4]) -> Option<Again> {
     let mut exchanges = asking(0);
     for (at, (delay, jump)) in (0..).zip(delays) {
