@@ -1,4 +1,4 @@
--- Sets the time to live of a semaphore or latch, or removes it.
+-- Sets or removes the time to live of a semaphore or latch.
 --
 -- KEYS 1 the semaphore or latch, 2 record, 3 its other key, if it has one: a semaphore's mark, or
 --      an expirable semaphore's permits with the ends of their leases
@@ -17,8 +17,8 @@ return once(function()
     if not stored(KEYS[1]) and not taken then
         return nil
     end
-    -- Both keys change or none: before the script changes KEYS 1, it checks that the user may run
-    -- the command on KEYS 3. If the user may not, the command itself returns the server's error.
+    -- The script changes both keys or none. Before it changes KEYS 1, it checks that the user may
+    -- run the command on KEYS 3. If not, the command itself returns the server's error.
     if KEYS[3] and not redis.acl_check_cmd(expire_command(KEYS[3])) then
         redis.call(expire_command(KEYS[3]))
     end

@@ -24,8 +24,8 @@ local QUEUE_TTL = '60000'
 -- may remove silent entries (`remove_silent`).
 local ALIVE_FOR, MAX_REQUEST_AGE = 2000, 400
 
--- Fails on a replica, and changes nothing on a master. If a replica told a client that the client
--- does not have the lock, the client would not release its hold at the master.
+-- Fails on a replica, and changes nothing on a master. A replica must not tell a client that the
+-- client does not have the lock: the client would then not release its hold at the master.
 local function ensure_master()
     redis.call('lrem', queue, 1, '')
 end
@@ -50,8 +50,8 @@ local function denied_grant()
         or denied('pubsub', 'numsub', '') or denied('publish', own_channel(''), '')
 end
 
--- The key that exists while an entry counts as alive. The value of this key is the time at which
--- the owner began to wait. Only an owner's second and later requests write the key.
+-- The key that exists while an entry is taken as alive. Its value is the time at which the owner
+-- began to wait. Only an owner's second and later requests write the key.
 local function asked_key(owner)
     return (string.gsub(queue, 'queue', 'asked', 1)) .. ':' .. owner
 end
@@ -140,17 +140,17 @@ local function send_message(channel, owner, verb, details)
 end
 
 -- Returns the time left of an open window, or nil. If the key lasts longer than WINDOW, the
--- server's clock was set back, and no window counts as open.
+-- server's clock was set back, and the window is taken as closed.
 local function window_left()
     local left = redis.pcall('pttl', window)
     return type(left) == 'number' and left > 0 and left <= WINDOW and left or nil
 end
 
 -- Sends a message to the first process in the queue that listens. The message tells the process to
--- ask in `left` ms, when the window ends; 0 means at once. Without the message no process would
--- ask. Removes the entries in front of that process, except the entry of `asker`. The asker's
--- subscription may still be on its way to the server, and the asker asks again after the server has
--- confirmed it.
+-- send a request in `left` ms, when the window ends; 0 means at once. Without the message no
+-- process would send a request. Removes the entries in front of that process, except the entry of
+-- `asker`. The asker's subscription may still be on its way to the server, and the asker sends
+-- another request after the server has confirmed it.
 local function announce(left, asker)
     while true do
         local head = redis.call('lindex', queue, 0)
@@ -165,9 +165,8 @@ local function announce(left, asker)
     end
 end
 
--- Publishes on the public channel that the lock is free. Returns whether the server refused the
--- message. After a refusal, the lock is free nevertheless, but Redisson's waiters sleep until the
--- end of the lease that they have read.
+-- Publishes on the public channel that the lock is free. Returns whether the server refused this.
+-- Even then the lock is free, but Redisson's waiters sleep until the end of the lease they read.
 local function publish_refused(message)
     return type(redis.pcall('publish', public, message)) == 'table'
 end
@@ -184,16 +183,16 @@ end
 local function hand_on(start_or_age, chain_count, message, grant)
     local chain_start, reply =
         math.max(start_or_age > 0 and start_or_age or now() + start_or_age, 0), 0
-    -- If the chain began in the future, the server's clock was set back.
+    -- If the chain's beginning is in the future, the server's clock was set back.
     local age = start_or_age > 0 and math.abs(now() - start_or_age) or -start_or_age
     if age >= MIN_CHAIN_AGE then
-        -- The number of Redisson's clients that wait: all listeners to the public channel, less
+        -- The number of waiting Redisson clients: all listeners to the public channel, less
         -- redlatch's clients, which also listen to the second channel.
         local subscribers = redis.pcall('pubsub', 'numsub', public, public .. ':redlatch')
         local redisson_waiters = refused(subscribers) and 0 or subscribers[2] - subscribers[4]
-        -- In the time in which each redlatch process gets the lock once, each Redisson client gets
-        -- the lock once, too. The redlatch processes are the waiters and the process that releases.
-        -- If only the age decided, Redisson's clients would get many times their share when holds
+        -- While each redlatch process gets the lock once, each Redisson client should get it once,
+        -- too. The redlatch processes are the waiters and the process that releases. If only the
+        -- chain's age decided, Redisson's clients would get much more than their share when holds
         -- are long.
         if redisson_waiters > 0 and chain_count * redisson_waiters > length() then
             -- The window must be a key at the server: the next request of this process may be in

@@ -12,9 +12,9 @@ local function stored(key)
 end
 
 -- Returns how many permits the threads of a client get together. The first thread asks for
--- `ARGV[first]` permits, the last one for `ARGV[last]`. Each thread in turn gets all its permits,
--- until too few are left for the next thread. Threads after the first get permits only within the
--- client's share, `free / clients`.
+-- `ARGV[first]` permits, and the last thread for `ARGV[last]`. Each thread in turn gets all its
+-- permits, until too few are left for the next thread. Threads after the first get permits only
+-- within the client's share, `free / clients`.
 local function share(free, clients, first, last)
     local taken, limit = 0, free
     for at = first, last do

@@ -14,18 +14,18 @@
 -- rise. The record is a key that holds the sequence's last request with its result: `8=1`, or
 -- `8=1=mark` for a semaphore (semaphore/mark.lua).
 --
--- Why a request is applied only once: say that the server applies request R at the time t. The
+-- Why a request is applied only once: suppose that the server applies request R at the time t. The
 -- record keeps R until t + ARGV 3, or until a later request of the sequence. (The client sends a
 -- later request only after it has closed R.) Copies of R may arrive in any number and at any time.
 -- If the record has R's number, a copy of R gets the same reply. If the record has a later number,
--- the copy is refused. If the record has expired, the copy arrives after t + ARGV 3, and so after
--- R's latest time (ARGV 2): the copy is refused as well.
+-- the copy is refused. If the record has expired, the copy arrives after t + ARGV 3. This is after
+-- R's latest time (ARGV 2), so the copy is refused as well.
 --
 -- A new master has the changes of the old master up to some point. So it has all changes of a
 -- sequence up to the change in the record, and no later change. If the new master applied a new
--- request first, the record would no longer show that changes before this request are missing. For
--- this reason each request names the change before it. The server refuses the request until the
--- client has repeated that change (semaphore/mend.lua).
+-- request at this point, the record would no longer show that changes before this request are
+-- missing. For this reason each request names the change before it. The server refuses the request
+-- until the client has repeated that change (semaphore/mend.lua).
 local number, latest = tonumber(ARGV[1]), tonumber(ARGV[2])
 local time = redis.call('time')
 local now = time[1] * 1000 + time[2] / 1000 -- with a fraction
@@ -37,9 +37,9 @@ recorded_number = tonumber(recorded_number)
 -- The mark of the changed number, if the number has one.
 local mark = ''
 
--- Returns the reply to a request that must not be applied, otherwise nil. A request is refused if
--- it is late, or if the server lacks the change before it. A request is also refused if its latest
--- time is so late that a copy could arrive after the record has expired. The client then reads the
+-- Returns the reply to a request that must not be applied, otherwise nil. A request is refused in
+-- three cases: it is late, the server lacks the change before it, or its latest time is so late
+-- that a copy could arrive after the record has expired. In the last case the client reads the
 -- server's time from the reply.
 local function refusal()
     if recorded_number > number or now > latest or latest > now + ARGV[3] - 1000 then

@@ -22,8 +22,8 @@ local function own_channel(owner)
 end
 
 -- Sends the process of `owner`, which has this lock, a message that another owner waits for the
--- lock. If the process wants this message, the owner's number has flag 1 (docs/wire.md), so it is
--- odd. If the server refuses the message, the process finds the waiter at its next renewal.
+-- lock. The owner's number is odd (flag 1, docs/wire.md) if the process wants this message. If the
+-- server refuses the message, the process finds the waiter at its next renewal.
 local function send_wanted(owner, database, lock)
     local number = string.match(owner, '^%d+', 38)
     if number and string.find(number, '[13579]$') and tonumber(number) >= 2^50 then

@@ -1,8 +1,8 @@
 -- Appended to a script whose request is the first of its kind over a connection. This part checks
 -- all rights that this kind of request needs, and then runs the script. Without this check, a user
 -- without the right to publish could take a lock and be unable to release it. src/scripts/rights.rs
--- fills in the rows below. A row has the commands, then the text before and after the name in a key
--- or channel: two texts for names without a brace, then two for names with a brace.
+-- fills in the rows below. A row has the commands, and the texts before and after the name in a key
+-- or channel: two texts for names without a brace, then two texts for names with a brace.
 --
 -- `random`: a name that nobody uses; `script`: a function that runs the request
 -- reply: NOPERM = the user lacks rights, and nothing was done; otherwise the script's error, or {1

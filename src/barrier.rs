@@ -10,9 +10,9 @@
 //! ```
 //!
 //! - Only the server decides how a generation ends, and it decides once
-//!   (`lua/barrier/generations.lua`), so all parties of the generation get the same outcome. A
-//!   party trusts a message without asking the server: the channel belongs to one database, and no
-//!   two barriers of one name use the same generation numbers.
+//!   (`lua/barrier/generations.lua`). So all parties of the generation get the same outcome. A
+//!   party need not ask the server about a message: the channel belongs to one database, and no two
+//!   barriers of one name use the same generation numbers.
 //! - A party's lease is renewed only while its thread waits or runs the action. When a lease has
 //!   ended, the next request of any process breaks the barrier.
 //! - A party listens before it asks the server, so it cannot miss the end of its generation.
@@ -20,10 +20,10 @@
 //!   once.
 //! - To take its arrival back, a party sends a second request with the arrival's number. This
 //!   request breaks the arrival's generation, and from then on the server refuses copies of the
-//!   arrival. If the server does not reply, the client repeats this request in the background, and
-//!   before each further numbered request for the barrier. Otherwise a copy of this request could
-//!   come after a reset and break the new generation.
-//! - A party never arrives in a generation before the latest one that its process has seen.
+//!   arrival. If the server does not reply, the client repeats this request in the background. The
+//!   client also repeats it before each further numbered request for the barrier: otherwise a copy
+//!   of it could come after a reset and break the new generation.
+//! - A party never arrives in a generation before the latest generation that its process has seen.
 
 use std::cell::{Cell, OnceCell};
 use std::collections::VecDeque;
@@ -85,15 +85,15 @@ use crate::waiting::{
 /// every party that arrives later gets an error of this kind, too.
 ///
 /// If the server does not know how a party's generation ended, the party's error has an [unknown
-/// outcome](Error::outcome_unknown), because the other parties may have passed. The server does not
-/// know the outcome if a failover has lost it, or if 256 generations broke before the party asked.
+/// outcome](Error::outcome_unknown), because the other parties may have passed. There are two
+/// reasons: a failover has lost the outcome, or 256 generations broke before the party asked.
 ///
 /// A waiting party has a lease ([`with_watchdog`](Self::with_watchdog), or
-/// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout)), which its client renews. If the
-/// party is killed, the barrier breaks when the party's lease ends. If a party dies before it
-/// arrives, the other parties continue to wait, so give each wait a time limit. If a failover loses
-/// an arrival, the barrier breaks. If a failover loses the end of a generation, the barrier breaks
-/// when the leases of that generation's parties end.
+/// [`watchdog_timeout`](crate::ClientBuilder::watchdog_timeout)), which its client renews. If a
+/// waiting party is killed, the barrier breaks when the party's lease ends. If a party dies before
+/// it arrives, the other parties continue to wait, so give each wait a time limit. If a failover
+/// loses an arrival, the barrier breaks. If a failover loses the end of a generation, the barrier
+/// breaks when the leases of that generation's parties end.
 ///
 /// # In Redis
 ///
@@ -111,8 +111,8 @@ pub struct CyclicBarrier {
     action: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
-// The compiler does not derive these traits, because `action` may not implement them. A panic of
-// the action breaks the barrier for all parties, so no party continues as if the action had run.
+// The compiler does not derive these traits, because `action` may not implement them. But no party
+// continues as if the action had run: a panic of the action breaks the barrier for all parties.
 impl UnwindSafe for CyclicBarrier {}
 impl RefUnwindSafe for CyclicBarrier {}
 
@@ -150,9 +150,9 @@ impl CyclicBarrier {
     ///   sends a request that breaks the barrier. If the server does not answer this request, the
     ///   client repeats it in the background for up to four minutes. (If the server has confirmed
     ///   the arrival, the client repeats the request only until the party's lease ends, because the
-    ///   barrier then breaks by itself.) If the server refuses this request, for example because
-    ///   the Redis user lacks a right, and the party has not arrived, the barrier does not break,
-    ///   and the message says so.
+    ///   barrier then breaks by itself.) The server may also refuse this request, for example
+    ///   because the Redis user lacks a right. If the party has not arrived, the barrier then does
+    ///   not break, and the message says so.
     /// - [`Config`](ErrorKind::Config) if no number of parties is set.
     /// - [`ShutDown`](ErrorKind::ShutDown) after [`Client::shutdown`], which also ends waits.
     /// - The other errors of [`parties`](Self::parties).
@@ -368,8 +368,7 @@ impl CyclicBarrier {
         };
         if let Err(error) = self.check(&wait) {
             if error.kind() == ErrorKind::Cancelled {
-                // If the request fails, the client repeats it in the background, so no result is
-                // needed.
+                // If the request fails, the client repeats it in the background.
                 let _position = new_party().leave(&wait);
             }
             return Err(error);
@@ -382,7 +381,7 @@ impl CyclicBarrier {
             let outcome = acquire(&party, (&self.site.core, &self.site.name), &claim);
             let position = match (outcome, party.position.get()) {
                 // When the thread came, the action of a complete generation was running. The thread
-                // has waited for its end, and now arrives in the next generation.
+                // has waited for the end of that action, and now arrives in the next generation.
                 (Ok(Some(())), Some(BarrierPosition { index: None, .. })) => {
                     has_waited = true;
                     continue;
@@ -409,8 +408,8 @@ impl CyclicBarrier {
                         let may_pass = leave_outcome.is_err_and(|it| it.outcome_unknown());
                         return Err(error.unknown(may_pass));
                     }
-                    // `leave` failed, so the other parties may pass. `None` and the error of the
-                    // wait would both hide this fact, so the call returns the error of `leave`.
+                    // `leave` failed, so the other parties may pass. The caller must learn this, so
+                    // the call does not return `None` or the error of the wait.
                     (Err(error), _) => return Err(error),
                     // The wait ended during a request.
                     _ if wait.is_over() => return Ok(None),
@@ -502,8 +501,8 @@ impl Party<'_> {
     }
 
     /// Breaks the generation in the background, because the server has not answered. The client
-    /// repeats the request for the length of the party's lease. When the lease has ended, the
-    /// generation breaks without a request.
+    /// repeats the request until the party's lease has ended. After that, the generation breaks
+    /// without a request.
     fn break_later(&self, generation: i64) {
         let CyclicBarrier { site, lease, .. } = self.barrier;
         let command = site.scripts().finish_command(generation, &self.owner, false);
@@ -513,7 +512,7 @@ impl Party<'_> {
     /// Leaves early, and breaks the party's generation if it has not ended. If the party has not
     /// arrived, breaks the generation in which the party would arrive now. Returns the party's
     /// position if the party has passed the barrier. The request has a short time limit. If the
-    /// server does not answer in time, the client breaks the barrier in the background.
+    /// server does not answer within it, the client breaks the barrier in the background.
     fn leave(&self, wait: &Wait<'_>) -> Result<Option<BarrierPosition>, Error> {
         let site = self.site();
         let _limited = wait.limits_last(&site.core);
@@ -672,7 +671,7 @@ impl Synchronizer for Party<'_> {
         }
         let channel = &mut lead.listening.public;
         channel.listen(&site.core, &site.channel);
-        // From here on, only later messages count as news.
+        // From here on, only later messages make the party ask again.
         channel.catch_up();
         let (state, until_lease_end) = match read_message(&channel.message()) {
             Some((generation, state)) if generation == position.generation => (state, None),
@@ -690,7 +689,7 @@ impl Synchronizer for Party<'_> {
             GenerationState::Present => {
                 Ok(Try::Busy(slow_poll_or(until_lease_end).min(lease / RENEWALS_PER_LEASE)))
             }
-            // A thread that has not arrived gets no error here, because it tries to arrive next.
+            // A thread that has not arrived gets no error here, because it will now try to arrive.
             GenerationState::Broken if position.index.is_some() => Err(site.broken()),
             GenerationState::Forgotten if position.index.is_some() => {
                 Err(forgotten().of(&site.name))
@@ -706,8 +705,8 @@ const RENEWALS_PER_LEASE: u32 = 3;
 /// After a failed renewal, the next attempt follows after this fraction of the lease.
 const RETRIES_PER_LEASE: u32 = 20;
 
-/// Renews the lease of a party until this value is dropped. The renewal is needed while the party's
-/// thread runs the action, and if a reply may take longer than the lease.
+/// Renews the lease of a party until this value is dropped. A renewal is needed while the party's
+/// thread runs the action, or if a reply may take longer than the lease.
 struct PartyRenewal {
     command: Command,
     lease: Duration,
@@ -782,8 +781,8 @@ impl BarrierSite {
     /// answers, or until it is too late.
     fn take_back_later(self: &Arc<Self>, leaving: LeavingParty) {
         let mut left_parties = self.left_parties.lock();
-        // Of several parties that have left before a request was sent, one is enough to break the
-        // barrier. The party that left last is kept, because it has the latest deadline.
+        // If several parties have left before their requests were sent, one of them is enough to
+        // break the barrier. The party that left last is kept, because it has the latest deadline.
         let is_stale = |it: &LeavingParty| !leaving.is_sent && !it.is_sent && !it.may_still_arrive;
         let stale = left_parties
             .parties
@@ -799,15 +798,15 @@ impl BarrierSite {
         }
     }
 
-    /// Takes back the arrivals of all parties that have left. Each further numbered request must
-    /// come after this call: if a reset came first, taking an arrival back would break the new
+    /// Takes back the arrivals of all parties that have left. The caller must do this before each
+    /// further numbered request: if a reset came first, taking an arrival back would break the new
     /// generation.
     fn take_back_all(&self) -> Result<(), Trouble> {
         loop {
             let Some(leaving) = self.left_parties.lock().begin_take_back() else { return Ok(()) };
             // If the arrival was not sent, `take_back` may extend the time in which the server
             // accepts the request, so the party's deadline is checked here. (If the arrival was
-            // sent, this time stays the same, and the server refuses a late request.)
+            // sent, this time does not change, and the server refuses a late request.)
             if !leaving.is_sent && clock::now() >= leaving.until {
                 self.remove_leaving(leaving.id);
                 continue;
@@ -835,9 +834,9 @@ impl BarrierSite {
         self.left_parties.lock().parties.iter().any(|it| it.id == id)
     }
 
-    /// Extends the validity of a leaving party's request that came too late because the client did
-    /// not know the server's clock. The server has applied no copy with the old validity, and never
-    /// will. Returns `false` if the party has no time left.
+    /// Extends the validity of a leaving party's request, which came too late because the client
+    /// did not know the server's clock. The server has applied no copy with the old validity, and
+    /// never will. Returns `false` if the party has no time left.
     fn prolong(&self, id: RequestId) -> bool {
         let now = clock::now();
         let may_prolong = |it: &LeavingParty| it.id == id && !it.is_sent && now < it.until;
@@ -881,9 +880,9 @@ struct LeavingParty {
     lease: Duration,
     /// Whether the request for the arrival was sent.
     is_sent: bool,
-    /// Whether this party's request to leave may still reach the server. The request would break
-    /// the generation that is present when it arrives. So no reset may be sent before the server
-    /// has answered a copy of the request.
+    /// Whether this party's request to leave may still reach the server. On arrival, the request
+    /// breaks the generation that is present then. So the client may send no reset before the
+    /// server has answered a copy of the request.
     may_still_arrive: bool,
     /// The time on [`clock`] until which the party may break the barrier.
     until: u64,
@@ -894,7 +893,7 @@ impl Debtor for BarrierSite {
     fn command(&self) -> Option<Command> {
         let mut left_parties = self.left_parties.lock();
         let first = left_parties.begin_take_back();
-        // `parties` and `has_cleanup` share a mutex, so a party that leaves later queues a cleanup.
+        // `parties` and `has_cleanup` share a mutex. If a party leaves later, it queues a cleanup.
         left_parties.has_cleanup = first.is_some();
         left_parties.sending = first.map(|it| it.id);
         drop(left_parties);
@@ -915,8 +914,8 @@ impl Debtor for BarrierSite {
         if !is_done || is_late && self.prolong(id) {
             return;
         }
-        // If another thread has already received an answer to this request, that thread's next
-        // request may be the reason why this copy counts as late.
+        // If another thread has already received an answer to this request, that thread may have
+        // sent its next request. The server then refuses this copy as late.
         let is_late = is_late && self.is_leaving(id);
         self.remove_leaving(id);
         if is_late {

@@ -40,9 +40,10 @@ mod tests;
 /// `RedissonClient`. Usually a process connects one client at its start: see [Threads and
 /// connections](crate#threads-and-connections).
 ///
-/// When the last clone, handle and guard of a client is dropped, the client shuts down as by a call
-/// of [`shutdown`](Self::shutdown). The drop may block for as long as `shutdown`. The drop releases
-/// the client's locks, except locks that were [left to expire](crate::LockGuard::leave_to_expire).
+/// When the last clone, handle and guard of a client is dropped, the client shuts down as
+/// [`shutdown`](Self::shutdown) does. The drop may block for as long as `shutdown`. The drop
+/// releases the client's locks, except locks that were [left to
+/// expire](crate::LockGuard::leave_to_expire).
 ///
 /// ```no_run
 /// # fn main() -> Result<(), redlatch::Error> {
@@ -64,8 +65,8 @@ mod tests;
 /// parent's [`CancelToken`](crate::CancelToken) in the child.
 ///
 /// Do not clone a virtual machine while it runs a client. The clients in two copies of a machine
-/// would have the same id, so each would regard the locks of the other as its own. Shut the client
-/// down first, or connect a new client in the clone.
+/// would have the same id, so each client would take the locks of the other client for its own.
+/// Shut the client down first, or connect a new client in the clone.
 #[derive(Clone)]
 pub struct Client(Session);
 
@@ -120,8 +121,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// The errors of [`ClientBuilder::connect_lazy`]. For this method an unreachable server is no
-    /// error.
+    /// The errors of [`ClientBuilder::connect_lazy`]. This method returns no error if the server is
+    /// unreachable.
     pub fn connect_lazy(url: &str) -> Result<Self, Error> {
         Self::builder(url).connect_lazy()
     }
@@ -355,8 +356,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// The errors of [`adopt`](Self::adopt). The ticket of a re-entrant lock is an error of kind
-    /// [`Config`](ErrorKind::Config), and the ticket of a fenced lock is not.
+    /// The errors of [`adopt`](Self::adopt), but a ticket of a fenced lock is no error. For the
+    /// ticket of a re-entrant lock, the error is of kind [`Config`](ErrorKind::Config).
     ///
     /// # Blocking
     ///
@@ -491,9 +492,9 @@ impl ClientBuilder {
     /// trying for [`failover_timeout`](Self::failover_timeout), and any other call fails at once.
     /// If [`connect`](Self::connect) would refuse the server (for example because the server is too
     /// old, or the password is wrong), each call fails with that error until the client finds a
-    /// usable server. A replica counts as unreachable. With a cluster's URL, a call looks for other
-    /// servers of the cluster for [`response_timeout`](Self::response_timeout) before it fails. The
-    /// client never sends a command to a server that belongs to no cluster.
+    /// usable server. The client treats a replica as an unreachable server. With a cluster's URL, a
+    /// call looks for other servers of the cluster for [`response_timeout`](Self::response_timeout)
+    /// before it fails. The client never sends a command to a server that belongs to no cluster.
     ///
     /// ```
     /// # use std::time::Duration;

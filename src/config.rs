@@ -178,9 +178,9 @@ impl ClientBuilder {
     /// Sets how long a Redisson waiter for a fair lock keeps its entry. Set the
     /// `fairLockWaitTimeout` of Redisson's clients, or the limit of their longest `tryLock` if that
     /// is more. If this setting is longer than Redisson's setting, a dead Redisson waiter may block
-    /// the queue for this time for each Redisson waiter ahead of the dead waiter. If this setting
-    /// is shorter than Redisson's setting, Redisson may drop live waiters of redlatch, which return
-    /// to the head of the queue.
+    /// the queue for a multiple of this time: once for each Redisson waiter ahead of it. If this
+    /// setting is shorter than Redisson's setting, Redisson may drop live waiters of redlatch,
+    /// which return to the head of the queue.
     ///
     /// `timeout` is from 1 ms to a year. The default is 5 minutes, like `fairLockWaitTimeout`. All
     /// clients of a lock need the same value. This setting has no effect if no Redisson client uses
@@ -208,9 +208,9 @@ impl ClientBuilder {
     /// unknown: the caller gets an error, and the client releases in the background anything that
     /// the command may have taken.
     ///
-    /// A call's own limit, deadline or cancel token ends a request earlier: if the server does not
-    /// answer, `try_lock_for` with 100 ms returns an error after 100 ms. A request of any other
-    /// call fails after
+    /// A call's own limit, deadline or cancel token ends a request earlier. For example, if the
+    /// server does not answer, `try_lock_for` with 100 ms returns an error after 100 ms. A request
+    /// of any other call fails after
     /// - this time;
     /// - this time and [`connect_timeout`](Self::connect_timeout), if the client must open a
     ///   connection;
@@ -236,12 +236,12 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long a thread that waits for its own reply polls its connection before it sleeps. A
-    /// server on the same machine answers sooner than the system can wake a sleeping thread on an
-    /// idle processor. A thread that polls keeps a processor busy, so only one thread of the
-    /// process polls at a time, and it yields to other threads that can run. If replies seldom come
-    /// within this time, the client polls less often. [Performance](crate::guide::performance) says
-    /// when polling is useful.
+    /// Sets how long a thread that waits for its own reply polls its connection before it sleeps.
+    /// Polling saves time if the server is on the same machine: its answer arrives sooner than the
+    /// system can wake a sleeping thread on an idle processor. A thread that polls keeps a
+    /// processor busy, so only one thread of the process polls at a time, and it yields to other
+    /// threads that can run. If replies seldom come within this time, the client polls less often.
+    /// [Performance](crate::guide::performance) says when polling is useful.
     ///
     /// `limit` is at most a millisecond. 50 µs is enough for a server on the same machine. By
     /// default, `limit` is zero, and no thread polls.
@@ -369,10 +369,10 @@ impl ClientBuilder {
     ///
     /// `provider` may block: it runs on its own thread (`redlatch-creds`), one call at a time. A
     /// thread that opens a connection waits for the result within
-    /// [`connect_timeout`](Self::connect_timeout). If `provider` fails or panics, this counts as an
-    /// outage: waiting calls continue to wait, the client renews locks over its open connections,
-    /// and it calls `provider` again for the next connection. If the server refuses the
-    /// credentials, the client calls `provider` once more at once. `provider` must not use this
+    /// [`connect_timeout`](Self::connect_timeout). A failure or a panic of `provider` is an outage
+    /// for the client: waiting calls continue to wait, the client renews locks over its open
+    /// connections, and it calls `provider` again for the next connection. If the server refuses
+    /// the credentials, the client calls `provider` once more at once. `provider` must not use this
     /// client, because the client's calls may wait for `provider`.
     ///
     /// ```no_run
@@ -470,8 +470,8 @@ impl ClientBuilder {
     /// loses a release, the lock is held until its lease ends.
     ///
     /// **What it proves**: `count` replicas had the lock in memory before the call returned. If one
-    /// of these replicas becomes the master, the new master has the lock. **What it cannot prove**,
-    /// because Redis replicates asynchronously:
+    /// of these replicas becomes the master, the new master has the lock. **What it does not
+    /// prove**, because Redis replicates asynchronously:
     ///
     /// - A replica that has not acknowledged may become the master, unless `count` is the number of
     ///   all replicas.
@@ -541,12 +541,12 @@ impl ClientBuilder {
     ///
     /// `provide` may block: it runs on its own thread (`redlatch-certs`), one call at a time. A
     /// thread that opens a connection waits for the result within
-    /// [`connect_timeout`](Self::connect_timeout). If `provide` returns an error or panics, or if
-    /// the certificates are invalid or do not match the key (for example because their files are
-    /// being replaced), this counts as an outage: waiting calls continue to wait, the client renews
-    /// locks over its open connections, and it calls `provide` again for the next connection. An
-    /// error of a call says why `provide` failed. `provide` must not use this client, because the
-    /// client's calls may wait for `provide`.
+    /// [`connect_timeout`](Self::connect_timeout). It is an outage for the client if `provide`
+    /// returns an error or panics, or if the certificates are invalid or do not match the key (for
+    /// example because their files are being replaced). In such an outage, waiting calls continue
+    /// to wait, the client renews locks over its open connections, and it calls `provide` again for
+    /// the next connection. An error of a call says why `provide` failed. `provide` must not use
+    /// this client, because the client's calls may wait for `provide`.
     ///
     /// ```no_run
     /// use std::fs;

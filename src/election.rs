@@ -1,13 +1,13 @@
 //! Leader election over a fenced lock: the leader is the process that has the lock. The election
 //! also has a record of the leader, and messages about changes of the leader. If the leader's lease
-//! is not renewed, the leader is deposed some time (the grace) before the lease ends. In this time
-//! the leader can stop before another process leads.
+//! is not renewed, the leader is deposed some time (the grace) before the lease ends. During the
+//! grace, the leader can stop before another process leads.
 
 // campaign: take the lock (in an owned guard) -> extend its lease -> record the leader, tell others
 // lead:     the watchdog renews the lease; an alarm is set at the lease's end less the grace, and a
 //           renewal puts off the alarm
-// deposed:  when the alarm finds less of the lease than the grace, or when the lock is lost; at most
-//           once for each leadership, which is over for good
+// deposed:  when the alarm finds less of the lease than the grace, or when the lock is lost; at
+//           most once for each leadership, which is over for good
 // run:      campaign, lead in the program's closure, resign, pause, then campaign again
 
 use std::fmt;
@@ -229,7 +229,7 @@ impl LeaderElection {
                 Err(error) if error.kind() == ErrorKind::Cancelled => return Ok(()),
                 Err(error) if ends_a_run(error.kind()) => return Err(error),
                 Err(error) => {
-                    // Log only one line for each kind of error, because it may last for hours.
+                    // Log one line for each kind of error, because an error may last for hours.
                     if endured.replace(error.kind()) != Some(error.kind()) {
                         core.watchdog.log_error(error.now("the campaign is repeated"));
                     }
@@ -580,8 +580,8 @@ impl LeaderElection {
 }
 
 /// After this number of attempts, a campaign fails. In each of these attempts the campaign took the
-/// lock, and then lost it or found too little lease left. More attempts would hide that the server
-/// is too slow for the lease.
+/// lock, and then lost it or found that too little of the lease was left. More attempts would hide
+/// that the server is too slow for the lease.
 const MOST_TRIES: u32 = 3;
 
 /// The average pause of a [run](LeaderElection::run) between two campaigns.
@@ -711,9 +711,9 @@ impl Leadership {
     /// deposed before it resigns. If the lease was not renewed
     /// ([`LeaseExpired`](LostReason::LeaseExpired)), the client calls `callback` one
     /// [grace](LeaderElection::with_grace) before the lease ends, by the clock of this process. At
-    /// the time of this call no other process leads yet, unless this process was paused. For any
-    /// other reason, another process may already lead. If the leadership has already ended, the
-    /// client calls `callback` soon.
+    /// that moment no other process leads yet, unless this process was paused. For any other
+    /// reason, another process may already lead. If the leadership has already ended, the client
+    /// calls `callback` soon.
     ///
     /// Callbacks run on a thread of the client, one after the other, so a callback should be short.
     /// Drop a deposed leadership, because it may still keep the lock.
@@ -731,8 +731,8 @@ impl Leadership {
         term.call(reason, vec![callback]);
     }
 
-    /// Registers `callback`. The client calls `callback` when another process begins to campaign
-    /// and no other process has been campaigning: see
+    /// Registers `callback`. The client calls `callback` when another process begins to campaign,
+    /// and no other process was campaigning before: see
     /// [`LockGuard::on_wanted`](crate::LockGuard::on_wanted). For example, when a newer version of
     /// the program starts, the leader can finish its work and resign. If others already campaign,
     /// the client calls `callback` soon.
@@ -776,9 +776,8 @@ impl fmt::Debug for Leadership {
     }
 }
 
-/// A value whose drop removes the record of the leader. The drop does not wait for the reply. A
-/// record that remains does no harm: without the lock it is not valid, and the next leader
-/// overwrites it.
+/// A value whose drop removes the record of the leader, without a wait for the reply. A record that
+/// remains does no harm: without the lock it is not valid, and the next leader overwrites it.
 struct Resigns(Arc<Term>);
 
 impl Drop for Resigns {
@@ -787,8 +786,8 @@ impl Drop for Resigns {
         if is_forked() {
             return;
         }
-        // The callbacks are dropped here, with no mutex held. If the callbacks stayed in the term,
-        // the watchdog, which may be using the term now, could be the thread that drops them.
+        // The callbacks are dropped here, with no mutex held. If they stayed in the term, the
+        // watchdog could become the thread that drops them, because it may be using the term now.
         let _unheard = self.0.end(TermState::Resigned);
         let command = scripts(site).resign_command(&tenancy.hold().owner, *token);
         site.core.post(&site.route, command, Arc::new(|_: Outcome| {}));
@@ -852,15 +851,15 @@ impl Term {
         let mut state = self.state.lock();
         let callbacks = match &mut *state {
             TermState::Leads(callbacks) => std::mem::take(callbacks),
-            // A leader is deposed once, and may resign after the deposition.
+            // A leader is deposed at most once, and may resign afterwards.
             _ if matches!(how, TermState::Deposed(..)) => return Vec::new(),
             _ => Vec::new(),
         };
         *state = how;
-        // The token is cancelled under the mutex. If the token were cancelled later, a callback
-        // that `on_deposed` registers could run before the cancellation. If the token were
-        // cancelled earlier, the work could stop and resign at once, and the callbacks would be
-        // dropped.
+        // The token is cancelled under the mutex. If it were cancelled later, a callback that
+        // `on_deposed` registers could run before the cancellation. If it were cancelled earlier,
+        // the work could stop and resign at once, and the callbacks would be dropped without a
+        // call.
         self.stop.cancel();
         callbacks
     }

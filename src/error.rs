@@ -54,10 +54,10 @@ pub enum ErrorKind {
     /// the parent keeps its locks. Fork before the first client connects.
     Forked,
     /// The server that has the key is unreachable, is starting, is a replica, or is being replaced
-    /// by another server. The same kind stands for a broken connection.
+    /// by another server. A broken connection also has this kind.
     Unavailable,
-    /// The server did not accept a connection or did not answer in time. The same kind is used if
-    /// the server granted the lock, but the lease ended before the client read the answer.
+    /// The server did not accept a connection or did not answer in time. The error also has this
+    /// kind if the server granted the lock, but the lease ended before the client read the answer.
     ResponseTimeout,
     /// The server accepts no more connections (`maxclients`).
     TooManyClients,
@@ -76,7 +76,7 @@ pub enum ErrorKind {
     LoginRefused,
     /// The key of this name holds data of another kind.
     WrongType,
-    /// The server refuses the request for another reason, which the message names.
+    /// The server refuses the request for another reason. The message contains this reason.
     Refused,
     /// The server's reply is malformed.
     Protocol,
@@ -143,9 +143,9 @@ impl ErrorKind {
         }
     }
 
-    /// Returns whether trouble of this kind may pass, and whether a wait continues until then. A
-    /// single error may have another outlook ([`Error::transient`], [`Error::endured`]). The table
-    /// in `docs/operations.md` lists these values.
+    /// Returns whether trouble of this kind may pass, and whether a wait continues until then. For
+    /// a single error, [`Error::transient`] and [`Error::endured`] may change this. The table in
+    /// `docs/operations.md` lists these values.
     pub(crate) fn outlook(self) -> Outlook {
         match self {
             Self::Unavailable | Self::ResponseTimeout | Self::TooManyClients => {
@@ -280,7 +280,7 @@ impl Error {
     ///   `release_forgotten`, `count_down`) is repeated in the background: do not call it again.
     ///   The client also repeats the release after a failed `leave_to_expire` or `into_ticket`.
     /// - A call that *sets* (`force_unlock`, `try_set_permits`, `set_permits`, `add_permits`,
-    ///   `try_set_count`, `update_lease_time`, `delete`, and also `release_forgotten_if_exists`) is not
+    ///   `try_set_count`, `update_lease_time`, `delete`, `release_forgotten_if_exists`) is not
     ///   repeated: look at the state before you call it again.
     /// - `extend` has not made the lease longer, as far as the guard knows: you may call it again.
     /// - `adopt` may have taken the ticket's lock, and the client does not release it: call it
@@ -314,7 +314,7 @@ impl Error {
         }))
     }
 
-    /// Sets whether the trouble may pass. A wait ends with this error in either case.
+    /// Sets whether the trouble may pass. The error ends a wait in either case.
     pub(crate) fn transient(mut self, transient: bool) -> Self {
         self.0.outlook = if transient { Outlook::MayPass } else { Outlook::Persistent };
         self
@@ -406,8 +406,8 @@ impl Error {
         Self::new(ErrorKind::ResponseTimeout, message.to_owned()).transient(true).of(name)
     }
 
-    /// Turns this error into the error of a grant that too few replicas acknowledged. The client
-    /// has given the grant back. `is_free` is true if the grant is certainly undone.
+    /// Turns this error into the error of a grant that too few replicas acknowledged, and that the
+    /// client has given back. `is_free`: the grant is certainly undone.
     pub(crate) fn unacknowledged(self, is_free: bool) -> Self {
         let state = if is_free {
             "it was released again, and nothing is held by this call"

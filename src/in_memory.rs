@@ -105,7 +105,7 @@ impl InMemoryServer {
     /// their guards ([`LostReason::LeaseExpired`]). If a lease is not over and has a watchdog, the
     /// watchdog renews it. So to keep a lock, a test moves the clock in steps shorter than the
     /// lease. Do not call `advance` while another call of a client runs: if the server grants or
-    /// renews a lease during the jump, the lease may count from before the jump.
+    /// renews a lease during the jump, the lease may begin before the jump.
     ///
     /// The clock moves by a millisecond more than `time`, because a lease on a server lasts until
     /// the end of its last millisecond.
@@ -128,16 +128,16 @@ impl InMemoryServer {
     }
 
     /// Loses the replies to the next `requests` requests, of any client, and breaks the connection
-    /// of each reply. The server has executed the request, and the client does not know this. A
-    /// client sends such a request once more, so a test must lose two replies to make a call fail
-    /// with [`outcome_unknown`](Error::outcome_unknown). Requests in the background (renewals,
+    /// of each reply. The server has executed these requests, but the client does not know this.
+    /// The client sends such a request once more, so a test must lose two replies to make a call
+    /// fail with [`outcome_unknown`](Error::outcome_unknown). Requests in the background (renewals,
     /// releases of dropped guards) count, too. A request that the server refuses does not count.
     pub fn lose_replies(&self, requests: usize) {
         self.server.with_faults(|faults| faults.lost_replies = requests);
     }
 
-    /// Sets whether the messages that wake waiters get lost. Without messages, waiters ask again
-    /// after a while.
+    /// Sets whether the messages that wake waiters get lost. A waiter that gets no message asks the
+    /// server again after a while.
     pub fn lose_messages(&self, lost: bool) {
         self.server.with_faults(|faults| faults.loses_messages = lost);
     }

@@ -226,8 +226,8 @@ impl CountDownLatch {
     /// If the latch is open, the call needs one round trip. If the latch is closed, the thread
     /// sleeps until the message of the last count-down arrives, and then asks the server. (If the
     /// message is lost, the thread asks after about 5 s.) One thread asks for all waiting threads
-    /// of this process. If a program sets a new count before this process has asked, the wait may
-    /// go on until the new count is zero, as in Redisson.
+    /// of this process. If a program sets a new count before the thread has asked, the wait may
+    /// continue until the new count is zero, as in Redisson.
     ///
     /// # Errors
     ///
@@ -402,15 +402,15 @@ impl Synchronizer for CountDownLatch {
     ) -> Result<Try<()>, Error> {
         let (site, core) = (&self.site, &self.site.core);
         let Lead { listening, request_state } = lead;
-        // The reply concerns only threads that have arrived by now: a later thread may wait for a
-        // newer count.
+        // The reply is valid only for threads that have arrived by now: a later thread may wait for
+        // a newer count.
         request_state.arrivals = site.arrivals();
         let (asked_at, version) = (clock::now(), listening.public.version());
         let state = site.scripts().state();
         let may_have_ended = request_state.may_end_at.is_some_and(|it| it <= clock::now());
         // Whether the last count-down opened the latch. (The end of the time to live also opens the
-        // latch, but sends no message.) If a message has arrived since the last query that found a
-        // count, the last message decides.
+        // latch, but sends no message.) The last message shows this, if a message has arrived since
+        // the last query that found a count.
         let was_opened = || {
             let has_news = version != request_state.version || listening.public.has_news();
             has_news && listening.public.message() == OPENED
@@ -530,8 +530,9 @@ impl QueueSite for LatchSite {
         leadership: QueueLeadership,
         lead: Option<Lead<LatchRequestState>>,
     ) {
-        // The next leader may wait for a newer count, so it asks at once. Without this leader's
-        // request state, it would mistake the end of the time to live for the last count-down.
+        // The next leader may wait for a newer count, so it asks at once. It needs this leader's
+        // request state: otherwise it would mistake the end of the time to live for the last
+        // count-down.
         let lead = lead.map(|lead| Lead::new(lead.request_state));
         let (wake, _left) = self.with_queue(|queue| queue.promote(leadership, lead));
         wake.now();

@@ -83,7 +83,7 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// - If another thread of this process holds the lock, the calling thread waits in this
     ///   process's queue, in the order of arrival.
     /// - If another process holds the lock, the calling thread sleeps until a message grants the
-    ///   lock. Waiting processes stand in a queue in Redis, and a release makes the first process
+    ///   lock. The waiting processes are in a queue in Redis, and a release makes the first of them
     ///   the owner. (For a fair lock, each waiting thread has its own entry in the queue.) A
     ///   message may be lost, so the process also asks the server when the holder's lease ends, and
     ///   about once a second.
@@ -146,9 +146,9 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// Blocks for at most `wait`. (If `wait` is very short, the call may still take 50 ms, or three
     /// round trips to a distant server.) If a request has no reply at the end of `wait`, the call
-    /// ends the request. The call then returns [`NotTaken`] if the server seems to work: it has
-    /// answered an earlier request of this call, or any call over the same connection within the
-    /// last second. Without such an answer, the call returns an error. If the server grants the
+    /// ends the request. The call then returns [`NotTaken`] if the server seems to work, and
+    /// otherwise an error. The server seems to work if it has answered an earlier request of this
+    /// call, or any call over the same connection within the last second. If the server grants the
     /// lock later, the client releases the lock in the background.
     fn try_lock_for(&self, wait: Duration) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, wait.into())
@@ -190,8 +190,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// # Blocking
     ///
     /// Blocks for as long as `wait` allows: see [`try_lock_for`](Self::try_lock_for) and
-    /// [`lock_cancellable`](Self::lock_cancellable). With a deadline that has passed, the call
-    /// tries once.
+    /// [`lock_cancellable`](Self::lock_cancellable). If the deadline has passed, the call tries
+    /// once.
     fn lock_within(&self, wait: Wait<'_>) -> Result<Attempt<LockGuard>, Error> {
         LockGuard::try_take(self, wait)
     }
@@ -208,8 +208,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// # Blocking
     ///
     /// Blocks until the call has the lock. If the calling thread itself holds the lock, and no
-    /// other thread releases it, the call blocks for ever. In async code, call this where blocking
-    /// is allowed (`spawn_blocking`).
+    /// other thread releases it, the call blocks for ever. In async code, call this method in a
+    /// task that may block (`spawn_blocking`).
     fn lock_owned(&self) -> Result<OwnedLockGuard, Error> {
         LockGuard::take(self, Wait::FOREVER)
     }
@@ -273,8 +273,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns `false` if nobody held the lock. If the holder is in this client, the holder's guard
     /// reports the loss at once. If the holder is in another client, the guard reports the loss
     /// when the server notifies the holder's client ([`LockGuard::on_lost`]), or else at the next
-    /// renewal. A fixed lease is not renewed. Without a notification, a holder with a fixed lease
-    /// therefore notices the loss only when it unlocks.
+    /// renewal. A fixed lease is not renewed. So if the server sends no notification, a holder with
+    /// a fixed lease notices the loss only when it unlocks.
     ///
     /// # Errors
     ///
@@ -392,8 +392,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// over, even if the first run ends sooner, fails, or is killed. If the first run takes longer
     /// than the interval, no other run begins before it ends. (If a process is killed near the end
     /// of the interval or later, its lock may stay taken for one more lease.) Choose an interval a
-    /// little shorter than the time between two planned runs. With the full time as the interval,
-    /// the call for the next run may come a moment too early. `try_once_per` calls
+    /// little shorter than the time between two planned runs. Otherwise the call for the next run
+    /// may come a moment too early. `try_once_per` calls
     /// [`with_hold_at_least`](Self::with_hold_at_least) and then [`try_lock`](Self::try_lock).
     ///
     /// ```no_run
@@ -555,8 +555,8 @@ pub trait Lock: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
         self.try_lock()?.into_option().map(|guard| guard.release_after(work)).transpose()
     }
 
-    /// Takes the lock, for all methods above. Returns `None` if the wait ended before the lock was
-    /// taken.
+    /// All methods above call this method to take the lock. Returns `None` if the wait ended before
+    /// the lock was taken.
     #[doc(hidden)]
     #[must_use = "`None`: it was not taken; and a hold that is dropped is released"]
     fn acquire(&self, thread: &Arc<Thread>, wait: Wait<'_>) -> Result<Option<HeldLocks>, Error>;

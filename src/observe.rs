@@ -49,15 +49,15 @@ macro_rules! forwards {
 ///
 /// `wait_started`, `acquired`, `gave_up` and `released` run on the thread that acquires or
 /// releases. The other methods run on a thread of the client, in order. The client calls each
-/// method with none of its mutexes held. `acquired` runs while the lock is held. No method may
+/// method with none of its mutexes held. When `acquired` runs, the lock is held. No method may
 /// block or use the client. If a method panics, the client logs the panic, and nothing else is
 /// affected.
 ///
-/// If the client's thread hangs in a callback, later events wait. While 10,000 events wait,
-/// renewals are not reported, and while 100,000 events wait, no event is reported. The client logs
-/// when this begins. (The same thread writes the log line, so the line is written only after the
-/// callback has returned.) [`Counts`](crate::status::Counts) has the number of events that were not
-/// reported.
+/// If the client's thread hangs in a callback, later events wait. If more than 10,000 events wait,
+/// renewals are not reported. If more than 100,000 events wait, no event is reported. The client
+/// logs when this begins. (The same thread writes the log line, so the line is written only after
+/// the callback has returned.) [`Counts`](crate::status::Counts) has the number of events that were
+/// not reported.
 ///
 /// ```no_run
 /// use redlatch::observe::{Event, Observer, Way};

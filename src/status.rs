@@ -189,10 +189,10 @@ impl ServerInfo {
     }
 }
 
-/// The process of an owner, found by the name of the process's connections. So the process is
-/// unknown after its connections have closed: after the holder's death nobody knows its process.
-/// For a Redisson client the process is unknown, unless its `clientName` ends with `#` and the
-/// client's id. All processes are unknown if the server does not list the names of connections.
+/// The process of an owner, found by the name of the process's connections. When these connections
+/// have closed, the process is unknown: after the holder's death nobody knows its process. For a
+/// Redisson client the process is unknown, unless its `clientName` ends with `#` and the client's
+/// id. If the server does not list the names of connections, all processes are unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OwnerProcess {
@@ -404,7 +404,7 @@ impl Status {
             // The lock may be a fair lock whose first waiter queued after `status`. The first
             // command, a plain lock's release, does not wake this waiter. The second command finds
             // nothing to release, and wakes the waiter. (If the user lacks the right to the second
-            // command, the server refuses the command. Such a user has no fair locks.)
+            // command, the server refuses it. Such a user has no fair locks.)
             StatusKind::Lock => (lock, Some(fair)),
             _ => (lock, None),
         };
@@ -495,8 +495,8 @@ impl Processes {
     }
 
     fn find(&self, owner: &Owner) -> Option<OwnerProcess> {
-        /// The ids of a client's permits count up from the client's uuid. No client makes as many
-        /// acquisitions as `NEAR`.
+        /// The ids of a client's permits count up from the client's uuid. No client takes as many
+        /// permits as `NEAR`.
         const NEAR: u128 = 1 << 48;
         let owner = owner.as_str();
         let (uuid, _) = owner.split_once(':').unwrap_or((owner, ""));

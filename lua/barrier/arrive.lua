@@ -11,8 +11,8 @@
 --        leaves had arrived in a generation that has ended, and the server does not know whether
 --        the generation tripped
 --
--- If a party sends an arrival and then leaves, the request to leave has the arrival's number. The
--- record then shows whether the party has arrived. A copy of the arrival that comes after the
+-- If a party sends an arrival and then leaves, its request to leave has the arrival's number. So
+-- the record shows whether the party has arrived. A copy of the arrival that comes after the
 -- request to leave changes nothing. If the generation of the arrival has tripped, the request to
 -- leave gets the same reply as the arrival.
 local leaves = ARGV[8] == '2'
@@ -22,7 +22,7 @@ if leaves then
     write_nothing()
     local generation = present_generation()
     if missing == '000000' then
-        -- The party has not arrived: the request in the record changed nothing.
+        -- The request in the record changed nothing, so the party has not arrived.
         recorded_number = number - 1
     elseif missing or generation and redis.call('zscore', parties, ARGV[6]) then
         generation = missing and tonumber(number_text) or generation
@@ -31,7 +31,7 @@ if leaves then
         return outcome == 1 and recorded_result or outcome == 3 and -2 or -1
     end
 elseif ARGV[8] == '1' and missing == '000001' and state(tonumber(number_text)) == 2 then
-    -- The last party's arrival was sent again, and the generation is broken now. The action must
+    -- This is a copy of the last party's arrival, and the generation is broken now. The action must
     -- not run.
     return -1
 end
@@ -53,8 +53,8 @@ return once(function()
         return {'-1', 'hset', barrier, fresh_fields(number, math.max(micros(), ARGV[9]), true)}
     end
     local missing = redis.call('hget', barrier, 'parties') - redis.call('zcard', parties) - 1
-    -- A party that leaves while the last party's action runs belongs to the next generation, so it
-    -- breaks the next generation.
+    -- If a party leaves while the last party's action runs, the leaving party belongs to the next
+    -- generation. So it breaks the next generation.
     local to_break = leaves and missing < 0 and number + 1 or number
     if is_broken(to_break) then
         if leaves then

@@ -19,13 +19,11 @@
 -- generation runs, the next generation may break before it begins.)
 local barrier, parties = KEYS[1], KEYS[#KEYS]
 
--- Returns the server's time in µs.
 local function micros()
     local time = redis.call('time')
     return time[1] * 1000000 + time[2]
 end
 
--- Returns the server's time in ms.
 local function millis()
     return math.floor(micros() / 1000)
 end
@@ -51,8 +49,8 @@ local function is_broken(number)
 end
 
 -- Returns the field `broken` with this generation added, cut to its last MAX_LENGTH characters. The
--- field must hold many numbers: if each of many parties resets a broken barrier, each reset breaks
--- one generation, and a party that missed a message asks only seconds later.
+-- field must have room for many numbers. If each of many parties resets a broken barrier, each
+-- reset breaks one generation, and a party that missed a message asks only seconds later.
 local MAX_LENGTH = 256 * 17 + 1
 local function broken_numbers_with(number)
     return string.sub(broken_numbers() .. text(number) .. ' ', -MAX_LENGTH)
@@ -75,15 +73,15 @@ local function check_rights()
     end
 end
 
--- Runs a write that changes nothing. Once a script has written, a server that is out of memory
--- refuses none of its commands.
+-- Runs a write that changes nothing. After a script's first write, a server that is out of memory
+-- refuses none of the script's commands.
 local function write_nothing()
     redis.call('hdel', barrier, '')
 end
 
 -- Returns the state of a generation: 0 = it is the present generation, 1 = it tripped, 2 = it is
--- broken, 3 = it has ended, but this server does not know how: it began at a master that was lost,
--- or it is older than the oldest number in the field `broken`.
+-- broken, 3 = it has ended, but this server does not know how. State 3 means that the generation
+-- began at a master that was lost, or is older than the oldest number in the field `broken`.
 local function state(number)
     local present, last = present_generation()
     if is_broken(number) or number == last and not present then
@@ -102,8 +100,8 @@ local function state(number)
     return #numbers == MAX_LENGTH and number < tonumber(string.match(numbers, '%d+')) and 3 or 1
 end
 
--- Returns the fields of a barrier that begins anew with the generation `number`. `last`: the
--- barrier's last generation so far, which has not tripped.
+-- Returns the fields of a barrier that begins anew with the generation `number`. `last`: the last
+-- generation so far, which has not tripped.
 local function fresh_fields(last, number, begins_broken)
     return 'generation', text(number), 'first', text(number),
         'before', redis.call('hget', barrier, 'first') .. ' ' .. text(last),

@@ -13,8 +13,8 @@ local number = present_generation()
 local generation = tonumber(ARGV[2] or number or 0)
 if number and not is_broken(number) then
     local arrived = generation == number and ARGV[3]
-    -- If the set lacks this party, a new master never received the arrival, and the other parties
-    -- would wait for ever.
+    -- If the set lacks this party, this server is a new master that never received the arrival. The
+    -- other parties would then wait for ever.
     if has_dead_party() or arrived and not redis.call('zscore', parties, ARGV[3]) then
         break_up(ARGV[1], number)
     elseif arrived then

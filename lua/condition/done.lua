@@ -13,8 +13,8 @@ if not own_record then
     return 0
 end
 if passes_on then
-    -- Tests the right to HDEL. If HDEL were refused after `notify_first`, the notification would be
-    -- passed on twice.
+    -- This HDEL only tests the right to HDEL. If the HDEL after `notify_first` were refused, the
+    -- notification would be passed on twice.
     redis.call('hdel', notified, '')
     local _, refusal = notify_first(string.match(own_record, '%S+$') or '0')
     if refusal then
@@ -26,7 +26,7 @@ end
 redis.call('hdel', notified, ARGV[2])
 if redis.pcall('hlen', notified) == 1 then
     -- The last field may be the field '', which is not a record. In that case this HDEL removes the
-    -- whole hash. If the last field is a record, this HDEL removes nothing.
+    -- whole hash, and otherwise it removes nothing.
     redis.call('hdel', notified, '')
 end
 return 1

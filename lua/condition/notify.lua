@@ -10,8 +10,8 @@ end
 -- The uuid is a part of the number, because two clients may use equal numbers.
 local number = string.sub(ARGV[2], 1, 36) .. ':' .. ARGV[3]
 if ARGV[4] == '1' then
-    -- After all waiters are notified, none is left to which a notification could be passed on. So a
-    -- notification of all waiters needs no records, and the earlier records can be deleted.
+    -- After all waiters are notified, no waiter is left to which a notification could be passed on.
+    -- So this notification needs no records, and the script deletes the earlier records.
     local all = redis.call('lrange', waiting, 0, -1)
     redis.call('del', waiting, notified)
     local notified_count = 0
@@ -24,8 +24,8 @@ if ARGV[4] == '1' then
     return notified_count
 end
 if ARGV[5] == '1' then
-    -- If the first copy of this request notified a waiter, that waiter's record still exists: the
-    -- waiter cannot take the lock before this owner releases it.
+    -- If the first copy of this request notified a waiter, that waiter's record still exists. The
+    -- waiter deletes its record only after it has had the lock, and this owner still has the lock.
     for _, record in ipairs(redis.call('hvals', notified)) do
         if string.match(record, '%S+$') == number then
             return 1

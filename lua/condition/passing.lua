@@ -21,8 +21,8 @@ local function send_notification(waiter)
 end
 
 -- Notifies the first waiter whose process listens. Returns that waiter, or nil. The second result
--- is the server's refusal, after which no waiter is notified. The function makes the record before
--- it removes the entry: otherwise an error between the two would lose the notification.
+-- is the server's refusal: in that case no waiter is notified. The function makes the record before
+-- it removes the entry, because an error between these two steps must not lose the notification.
 local function notify_first(number)
     while true do
         local first = redis.call('lindex', waiting, 0)

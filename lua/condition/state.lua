@@ -4,9 +4,8 @@
 -- ARGV 2 waiter, 3 '1' = the waiter stops waiting
 -- reply: 1 = the waiter waits, or waited until now; 0 = the waiter was notified
 --
--- If there are more than FEW_RECORDS records, the script reads them only if no waiter's request has
--- read them in the last CHECK_INTERVAL ms. Any waiter's request may read them, so a dead waiter
--- cannot prevent this.
+-- If there are more than FEW_RECORDS records, the script reads them only if no request of any
+-- waiter has read them in the last CHECK_INTERVAL ms. So a dead waiter cannot prevent this.
 local FEW_RECORDS, CHECK_INTERVAL = 8, 300
 
 local own_record = redis.call('hget', notified, ARGV[2])
@@ -40,8 +39,8 @@ for i = 1, #records, 2 do
         and (not last_keep_alive or math.abs(now() - last_keep_alive) > ALIVE_FOR
             or not listens(records[i]))
     then
-        -- Tests the right to HDEL. If HDEL were refused after `notify_first`, each run would pass
-        -- the notification on again.
+        -- This HDEL only tests the right to HDEL. If the HDEL after `notify_first` were refused,
+        -- each run would pass the notification on again.
         redis.call('hdel', notified, '')
         local _, refusal = notify_first(number or '0')
         if refusal then

@@ -6,8 +6,8 @@
 --
 -- A notifier must have the lock, too, so no thread can notify between this script and the release.
 -- If the request is sent again, the second copy may arrive after the release. This copy changes
--- nothing, because another owner has the lock then. (If the lock was passed on inside the process,
--- the owner still has it. The waiter then has an entry or a record.)
+-- nothing, because then another owner has the lock. (If the lock was passed on inside the process,
+-- the same owner still has it. The waiter then already has an entry or a record.)
 local held = is_held_by(ARGV[2])
 if held ~= true then
     return held or 0
@@ -18,7 +18,7 @@ end
 -- The list must never be left without a time to live, so the script first checks the right to
 -- PEXPIRE. The script also checks the rights that the later release needs: if the release were
 -- refused, the thread would wait for the end of its own lease. RPUSH is the first write, so that a
--- server that is out of memory refuses it. A server without memory would later refuse to grant the
+-- server that is out of memory refuses it. Otherwise this server would later refuse to grant the
 -- lock to the thread again.
 local commands = {
     {'pexpire', waiting, KEYS_TTL}, {'del', lock}, {'lpop', waiting}, {'hset', lock, '', ''},

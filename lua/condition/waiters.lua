@@ -20,8 +20,8 @@ local waiting, notified = KEYS[1], KEYS[2]
 -- last keep-alive a waiter with a record counts as alive.
 local KEYS_TTL, ALIVE_FOR = 60000, 2000
 
--- Records a notified waiter. Returns nil, or the server's refusal, after which nothing has changed.
--- (PEXPIRE comes first: if it were refused after HSET, the record would never expire.)
+-- Records a notified waiter. Returns nil, or the server's refusal: in that case nothing has
+-- changed. (PEXPIRE comes first: if it were refused after HSET, the record would never expire.)
 local function record(waiter, number)
     local exists = redis.pcall('pexpire', notified, KEYS_TTL)
     if refused(exists) then

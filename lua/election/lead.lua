@@ -12,8 +12,8 @@ if redis.call('hget', KEYS[2], 'owner') ~= ARGV[1]
 then
     local time = redis.call('time')
     -- The owner already has the lock, so it must lead even if the server is out of memory. After a
-    -- DEL, a server that is out of memory refuses no command of the script. (The record that the
-    -- DEL removes is out of date.)
+    -- DEL, such a server refuses no command of the script. (The record that the DEL removes is out
+    -- of date.)
     redis.call('del', KEYS[2])
     redis.call('hset', KEYS[2], 'owner', ARGV[1], 'token', ARGV[2], 'who', ARGV[3], 'host', ARGV[4],
         'since', string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))

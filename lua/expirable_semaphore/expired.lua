@@ -17,10 +17,10 @@ end
 -- Gives back the permits of these ids, which are in the set, and the permits whose leases have
 -- ended. Returns the new number of free permits, or nil if there was no permit to give back.
 --
--- All permits are given back or none: the function raises the number before it removes an id. First
--- the function tries the commands that the server may refuse. These trials have an unknown id and
--- an empty range of times, so they change nothing. After them, a server that is out of memory does
--- not refuse INCRBY.
+-- All permits are given back or none: the function raises the number before it removes an id.
+-- First, the function tries the commands that the server may refuse, with an unknown id and an
+-- empty range of times, so that they change nothing. After these trials, a server that is out of
+-- memory does not refuse INCRBY.
 local function give_back(ids)
     local expired = redis.call('zcount', KEYS[2], '-inf', now)
     if expired + #ids == 0 then

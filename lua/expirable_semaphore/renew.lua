@@ -6,10 +6,10 @@
 -- reply: for each permit 1 = renewed, 2 = renewed, but the lease is longer than any thread asked
 --        for, 0 = the permit is gone or its lease has ended, else the server's refusal
 --
--- A lease that has ended is never raised: the next request may give that permit to another owner.
--- If a lease became too long because the clock was set back, the script cuts it if ARGV 2 is
--- negative (../lock/renew.lua). Each command runs in a pcall, so a key of another type does not
--- stop the renewal of the other permits.
+-- A lease that has ended is never raised, because the next request may give its permit to another
+-- owner. If a lease became too long because the clock was set back, and ARGV 2 is negative, the
+-- script cuts the lease (../lock/renew.lua). Each command runs in a pcall, so a key of another type
+-- does not stop the renewal of the other permits.
 local new_end, longest = now + ARGV[1], math.abs(tonumber(ARGV[2]))
 local may_cut = tonumber(ARGV[2]) < 0
 

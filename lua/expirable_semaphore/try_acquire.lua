@@ -6,9 +6,9 @@
 -- reply: {permits taken}; {0, ms until the next lease ends, or -1}: too few permits for the first
 --        thread; {-1, -1}: there is no such semaphore
 --
--- A request that is sent again finds the ids that it added the first time. The request then takes
--- no permits, and the reply is the number of these ids that remain. (If the request took the
--- missing permits again, it would take permits that were already given back.)
+-- A copy of a request finds the ids that the first copy added. The script then takes no permits,
+-- and the reply is the number of these ids that remain. (If it took the missing permits again, it
+-- would take permits that were already given back.)
 local threads = tonumber(ARGV[4])
 local first_id = 5 + threads
 local known_ids = 0

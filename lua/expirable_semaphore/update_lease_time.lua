@@ -7,7 +7,7 @@
 -- reply: 1 = done, 0 = no such permit, or its lease has ended
 --
 -- This script must succeed on a server that is out of memory. The ZREM removes nothing, but it is a
--- write that the server accepts. After the ZREM, the server refuses no further command of the
+-- write that such a server accepts. After the ZREM, the server refuses no further command of the
 -- script.
 redis.call('zrem', KEYS[3], '')
 local old_end

@@ -16,14 +16,14 @@
 --        ahead; was_requeued: 1 = the owner had lost its entry, and has a new entry now
 --        {3, now} = only if ARGV 6 is 2: the owner has lost its entry and got no new one
 --
--- The owner names one acquisition, so the request may be sent again: it gets the same grant again,
--- and a waiter keeps its entry. If a waiter was queued and has no entry now, it was dropped from
--- the head while its process did not listen or could not send keep-alives. The waiter then goes
--- back to the head. The same request also brings back all dropped waiters of the same client that
--- ARGV 7.. names, in the order in which they came. (With ARGV 6 = 2, the request names no other
--- waiters: after a reconnect, each of a thousand waiters may send such a request.) A grant changes
--- no score (docs/fair-lock.md, "Scores"). While the lock is held, the script drops no waiter: a
--- stopped process may continue.
+-- The owner names one acquisition, so the request may be sent again: a copy gets the same grant,
+-- and a waiter keeps its entry. If a waiter was queued and has no entry now, another script has
+-- dropped it from the head, because its process did not listen or could not send keep-alives. The
+-- waiter then goes back to the head. The same request also brings back all dropped waiters of the
+-- same client that ARGV 7.. names, in the order in which they came. (With ARGV 6 = 2, the request
+-- names no other waiters: after a reconnect, each of a thousand waiters may send such a request.) A
+-- grant changes no score (docs/fair-lock.md, "Scores"). While the lock is held, the script drops no
+-- waiter, because a stopped process may continue.
 local lease, owner, was_queued = ARGV[4], ARGV[5], ARGV[6] == '1' or ARGV[6] == '2'
 -- A client's first waiter may be granted the lock before the client listens. As a flag, the score
 -- of this waiter is half a ms lower. The waiter's next request or keep-alive removes the flag. The
@@ -31,7 +31,7 @@ local lease, owner, was_queued = ARGV[4], ARGV[5], ARGV[6] == '1' or ARGV[6] == 
 -- dead.
 local flag_offset = ARGV[6] == '3' and 0.5 or 0
 -- In ms: if a Redisson waiter is first and does not take the free lock within this time, the next
--- waiter asks, and the Redisson waiter gets another message.
+-- waiter sends a request, and the Redisson waiter gets another message.
 local redisson_grace = 1000
 
 local held_by, left, type_error = holder()
@@ -83,7 +83,7 @@ local function set_scores(ids, redissons_ahead, flagged)
     return redis.call('zadd', timeouts, 'nx', unpack(scores))
 end
 
--- Adds these waiters to the list, or if that fails, removes them from the set. Returns the list's
+-- Adds these waiters to the list. If that fails, removes them from the set. Returns the list's
 -- length.
 local function push(ids, command, ...)
     local length = redis.pcall(command, queue, ...)
@@ -107,7 +107,7 @@ local function enqueue(redissons_ahead, flagged)
     if set_scores(ids, redissons_ahead, flagged) == #ids then
         return push(ids, 'rpush', unpack(ids)) - #ids
     end
-    -- This request was sent again, because some of the owners have entries.
+    -- This request is a copy: some of the owners already have entries.
     for _, id in ipairs(ids) do
         if not redis.call('lpos', queue, id) then
             push({id}, 'rpush', id)
@@ -229,7 +229,7 @@ if not held_by then
     elseif head == owner or not head then
         if has_companions then
             -- The owner gets the lock, and its companions get entries. A command that may be
-            -- refused comes before the first change, and each later change can be undone.
+            -- refused comes before the first change. Each later change can be undone.
             redis.call('zadd', timeouts, 'xx', 0, '')
             require_hand_on_rights()
             require_right('lrem', queue, 0, '')
@@ -242,8 +242,8 @@ if not held_by then
                 error(refusal)
             end
         elseif head then
-            -- The owner already waits, so it must get the lock even if the server is out of memory:
-            -- after the ZREM the server refuses no command.
+            -- The owner already waits, so it must get the lock even if the server is out of memory.
+            -- After the ZREM, such a server refuses no command.
             redis.call('zrem', timeouts, '')
             make_holder(owner, lease)
         else
@@ -257,8 +257,8 @@ if not held_by then
         end
         return {1, followers(owner, behind, 1), has_companions and now() or 0}
     elseif dropped or was_queued then
-        -- If a waiter behind the head asks again, the head has not taken the lock, so it has missed
-        -- its message.
+        -- If a waiter behind the head sends another request, the head has not taken the lock. So
+        -- the head has missed its message, and gets another one.
         send_ask(head)
     end
 end

@@ -6,10 +6,10 @@
 -- reply: 2 = the owner held the lock, which is released now, 1 = the owner's entry was removed, 0 =
 --        the owner had no hold and no entry
 --
--- The scores of the waiters behind do not change, because they include no time for this owner. If
--- the lock is free now, the script hands it on: this owner may have held the lock, or a Redisson
--- release may have sent its message to this owner. A server that is out of memory refuses none of
--- these commands.
+-- The scores of the waiters behind this owner do not change, because they include no time for this
+-- owner. If the lock is free now, the script hands it on: this owner may have held the lock, or a
+-- Redisson release may have sent its message to this owner. A server that is out of memory refuses
+-- none of these commands.
 local owner, only_entry = ARGV[4], ARGV[5] == '1'
 
 -- Each step has its own pcall: if one key holds data of another type, the owner must still be

@@ -9,8 +9,8 @@
 -- The script only shortens the lease, so the request may be sent again. The first waiter knows only
 -- the old end of the lease, so the script sends this waiter a message to ask again.
 local owner, keep_for = ARGV[4], tonumber(ARGV[5])
--- A replica may not know the holder. So the script always writes, because a replica refuses each
--- script that writes.
+-- A replica may not know the holder, so the script must fail there: it always writes, and a replica
+-- refuses each script that writes.
 redis.call('zrem', timeouts, '')
 for i = 6, #ARGV do
     remove(ARGV[i])

@@ -10,8 +10,8 @@
 --        free lock and must ask for it now, or ''; then those owners that have no entry
 --
 -- Each process sends this script for all its waiters of a name at once, at every third of the fair
--- wait. Each process also sends this script at least once during a lease that was granted by
--- message, because the process that got the grant may be stopped. The reply tells the first
+-- wait. If a lease was granted by message, each process also sends this script at least once during
+-- that lease, because the process that got the grant may be stopped. The reply tells the first
 -- waiter's process when that lease ends.
 --
 -- The new scores (docs/fair-lock.md). `base` is now + Redisson's wait for each Redisson waiter that
@@ -26,9 +26,9 @@
 -- drift, and then Redisson drops live waiters.)
 --
 -- If a long queue has only redlatch waiters, the script does not read the queue, and only sets the
--- scores of the owners in ARGV. KEYS 4 shows this: it names the last waiter of a moment at which
--- the queue had only redlatch waiters. Redisson's waiters enter only at the end. So if none of them
--- is behind this waiter now, the queue still has only redlatch waiters.
+-- scores of the owners in ARGV. KEYS 4 names the last waiter of a moment at which the queue had
+-- only redlatch waiters. Redisson's waiters enter only at the end. So if no Redisson waiter is
+-- behind this waiter now, the queue still has only redlatch waiters.
 --
 -- If a redlatch waiter has sent no keep-alive for two seconds while the server answered others, the
 -- script sets its score to its base. When the lock becomes free, a script drops this waiter as
@@ -49,7 +49,7 @@ for i = 5, #ARGV do
     own_scores[#own_scores + 1] = ARGV[i]
 end
 
--- A server that is out of memory refuses even a ZADD that only changes a score, unless the script
+-- A server that is out of memory refuses a ZADD even if it only changes a score, unless the script
 -- has already written. So a ZREM, which removes nothing, comes before the ZADD. Both commands also
 -- test the user's rights before the first change.
 redis.call('zrem', timeouts, '')

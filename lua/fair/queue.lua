@@ -8,11 +8,11 @@
 --      follow
 --
 -- Invariant: if the lock is free when one of these scripts ends, the queue is empty, or its head is
--- a Redisson waiter that got a message or asks without one. So the next waiter gets the lock
--- without the help of another thread.
+-- a Redisson waiter that got a message or sends requests by itself. So the next waiter gets the
+-- lock without the help of another thread.
 --
 -- The server may refuse a command for lack of rights or memory, but this must happen before the
--- script has changed anything. So the script first tries each command that might be refused in a
+-- script has changed anything. So if a command might be refused, the script first tries it in a
 -- form that changes nothing. (Each function adds a twelfth of a microsecond to a run, so functions
 -- that are seldom needed are created where they are used.)
 local lock, queue, timeouts = KEYS[1], KEYS[2], KEYS[3]
@@ -47,7 +47,7 @@ local function send_ask(id)
     end
 end
 
--- Raises the lease. The function never shortens the lease: a request that is sent again must not
+-- Raises the lease. The function never shortens the lease, because a copy of a request must not
 -- undo an extension. The function always writes: see lock/acquire.lua.
 local function raise(left, lease)
     redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
@@ -66,8 +66,8 @@ local function take(owner, lease)
 end
 
 -- Takes the free lock as `take` does, for an owner that has no waiter ahead. A server that is out
--- of memory must refuse this, so the first write is a ZADD: once a script has written, the server
--- would not refuse the HSET.
+-- of memory must refuse this. So the first write is a ZADD: after an accepted first write, the
+-- server would not refuse the HSET.
 local function take_anew(owner, lease)
     redis.call('zadd', timeouts, 'xx', 0, '')
     take(owner, lease)

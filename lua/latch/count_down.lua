@@ -5,7 +5,7 @@
 -- reply: 1 = counted, 0 = the latch was already open
 --
 -- Only the request that removes the key sends the message. If Redisson's waiters got a `0` while
--- the count is above zero, they would ask again and again without a pause.
+-- the count is above zero, they would send requests again and again without a pause.
 local opens = false
 return once(function()
     local count = stored(KEYS[1])

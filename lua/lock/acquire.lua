@@ -16,10 +16,9 @@
 --        the entry is new
 --        WRONGTYPE = the key holds no lock
 --
--- A waiter sends this script in every request: in its first request, in a request that is sent
--- again, in a poll, and after a reconnect. Therefore each request of a waiter replaces a lost
--- entry, and finds a grant whose message was lost. If a request is sent again, and the lease was
--- extended after the first copy, the second copy does not shorten the lease.
+-- A waiter sends this script in every request: in its first request, in a copy of it, in a poll,
+-- and after a reconnect. So each request replaces a lost entry, and finds a grant whose message was
+-- lost. If the lease was extended between two copies of a request, the second does not shorten it.
 local lease, owner = ARGV[1], ARGV[2]
 database = ARGV[3] or 0
 local waiting_since, sent_at = tonumber(ARGV[4] or ''), tonumber(ARGV[5] or '')
@@ -29,7 +28,7 @@ if type_error then
 elseif not held_by and redis.call('exists', queue, window) == 0 then
     return make_holder(owner, lease) or granted_reply(0)
 elseif held_by == owner then
-    -- The script writes even if the write changes nothing. A client that waits for replicas waits
+    -- The script writes even if the write changes nothing. If a client waits for replicas, it waits
     -- for the writes of this connection, and the hold may have been written over another
     -- connection.
     redis.call('pexpire', lock, left < tonumber(lease) and lease or left)
@@ -53,7 +52,7 @@ if not held_by then
         if granted == owner then
             return refusal or granted_reply(length())
         elseif refusal then
-            -- There is no holder whose release would grant the lock to the asker.
+            -- The lock has no holder, so no release would grant the lock to the asker.
             redis.call('lrem', queue, 1, owner)
             return refusal
         end
@@ -63,8 +62,8 @@ if not held_by then
 elseif holder_kind == 1 and place > 1 and is_new == 0 then
     -- When the Redisson client releases the lock, it sends a message on the public channel. Only
     -- the first two processes in the queue listen to that channel. These two processes may have
-    -- died, or may not know that they are first. This owner asks a second time, so the Redisson
-    -- client has held the lock for a while.
+    -- died, or may not know that they are first. This is at least the second request of this owner,
+    -- so the Redisson client has held the lock for a while.
     announce(0, owner)
 end
 if held_by and is_first then

@@ -11,9 +11,9 @@ end
 
 -- Shortens a lock's time to live to `to`, the lease of its owner. If a reader's timeout is longer,
 -- the lock gets this longer time, so that no writer enters beside the reader. The lock keeps its
--- time to live if the server refuses to read a timeout, or if another owner writes: only the lock's
--- time to live shows a writer's lease. Returns the new time to live, or nil if the lock keeps its
--- time to live.
+-- time to live in two cases: the server refuses to read a timeout, or another owner writes (only
+-- the lock's time to live shows a writer's lease). Returns the new time to live, or nil if the lock
+-- keeps its time to live.
 local MAX_LEVELS = 1000
 local function cut(key, owner, to)
     local fields = redis.pcall('hlen', key)

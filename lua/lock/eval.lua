@@ -8,7 +8,7 @@
 --        error. What the script had written before the error remains.
 --
 -- Any other error reply comes from the server itself, and means that the user's script has not run.
--- So if the error redirects the command to another server, the client may send the command there.
+-- So if the server redirects the command to another server, the client may send it there.
 local keys, args = KEYS, ARGV
 local lock_index, owner_index = #keys, #args
 local held = redis.pcall('hexists', keys[lock_index], args[owner_index])

@@ -8,9 +8,9 @@
 -- convert a number as to run a command.)
 --
 -- One HDEL checks the owner and ends its hold, because a lock has one field. LLEN has shown that
--- the queue is a list. The script checks only the right to send the grant message: an owner that
--- did not receive the message would block the other waiters. If the server refuses another command,
--- the lock is free, and the waiters find it free when they ask.
+-- the queue is a list. The script checks only the right to send the grant message, because an owner
+-- that did not receive the message would block the other waiters. If the server refuses another
+-- command, the lock is free, and the waiters find it free at their next requests.
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 -- start_or_age: ARGV 3 of release.lua, or 0 if the chain begins now; own_prefix: the beginning of
 -- an own channel's name.

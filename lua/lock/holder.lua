@@ -12,7 +12,7 @@ local tokens = KEYS[4]
 -- gets the lock.
 local TOKENS = 1024
 
--- The last token of the hold that this run granted, or nil if the lock has no tokens.
+-- The last token of the hold that this run of the script granted, or nil if the lock has no tokens.
 local token
 
 -- Takes tokens for a hold. Returns nil, or the server's refusal. The tokens that the hold does not
@@ -41,10 +41,10 @@ local function granted_reply(places)
 end
 
 -- Makes `owner` the holder of a free lock. Returns nil, or the server's refusal. After a refusal
--- nothing has changed, because a lock must not stay without a time to live. (If nobody waits, HSET
--- must be the script's first write, so that a server that is out of memory refuses it. Once a
--- script has written, the server refuses none of its commands for lack of memory. Therefore PEXPIRE
--- cannot come before HSET.)
+-- nothing has changed, because a lock must not stay without a time to live. (If nobody waits, a
+-- server that is out of memory must refuse. So HSET must be the first write: after an accepted
+-- first write, the server refuses no command for lack of memory. So PEXPIRE cannot come before
+-- HSET.)
 local function make_holder(owner, lease)
     local refusal = take_tokens() or refused(redis.pcall('hset', lock, owner, 1))
         or refused(redis.pcall('pexpire', lock, lease))

@@ -1,17 +1,17 @@
 -- Comes after free.lua in acquire.lua, or before free.lua if the lock is most likely held. This
--- part handles a request while another redlatch owner has the lock. An owner that asks for the
--- first time gets an entry. An owner that asks again and still has its entry gets only a reply.
+-- part handles a request while another redlatch owner has the lock. If an owner asks for the first
+-- time, it gets an entry. If an owner asks again and still has its entry, it gets only a reply.
 --
 -- The rest of the script would do the same, but would run PTTL for every first request. In this
 -- part only the first owner in the queue gets the remaining lease, because that owner asks again
--- when the lease ends. The other owners get the remaining lease from their next poll. (If the rest
--- of the script created its functions, a poll would take nearly twice as long. A process that waits
--- for thousands of names sends thousands of polls a second.)
+-- when the lease ends. The other owners get it in the reply to their next poll. (If the rest of the
+-- script created its functions, a poll would take nearly twice as long. A process that waits for
+-- thousands of names sends thousands of polls a second.)
 --
--- RPUSH is the first write, because its reply shows whether any owner waits. No command after RPUSH
+-- RPUSH is the first write, because its reply shows whether any owner waits. After RPUSH no command
 -- may be refused, so the script first checks that the user may run the later commands. The script
 -- removes the new entry if the owner already had an entry, or if the lock has no time to live. In a
--- poll, a refused command does no harm: a poll adds no entry.
+-- poll, a refused command does no harm, because a poll adds no entry.
 local redis, KEYS, ARGV, is_allowed = redis, KEYS, ARGV, redis.acl_check_cmd
 local holders = redis.pcall('hrandfield', KEYS[1], '2')
 local held_by = holders and holders[1]

@@ -1,7 +1,7 @@
 -- Appended to cut.lua: renews many holds.
 --
 -- KEYS 1..n the locks; after them, for each hold that reads, the reader's timeout. The timeouts
--- must be listed: while a slot moves, the lock and the timeout may be at different servers, and a
+-- must be listed. While a slot moves, the lock and the timeout may be at different servers, and a
 -- cluster refuses the script only if both keys are listed.
 -- ARGV 1 lease in ms (0: change nothing, only ask), 2 the longest lease that any thread has asked
 --      for among these holds, in ms (0: not known). The reply reports a longer lease. If ARGV 2 is
@@ -14,14 +14,14 @@
 --        server's refusal
 --
 -- A renewal raises a shorter lease. It keeps a longer lease, because a thread may have asked for
--- this lease. If a lease is longer than any thread asked for, the server's clock was set back. A
--- lease that is too long must be cut: if the holder's process died, the lock would stay taken until
--- the lease ended. The script does not cut the lease at once, because a request for a longer lease
--- may have overtaken this renewal on another connection. So the client first checks whether a
--- thread asked for a longer lease, and then requests the cut in another renewal. If the server
--- refuses PTTL, the lease does not change.
+-- this lease. If a lease is longer than any thread asked for, the server's clock was set back. Such
+-- a lease must be cut: if the holder's process died, the lock would stay taken until the lease
+-- ended. The script does not cut the lease at once, because a request for a longer lease may have
+-- overtaken this renewal on another connection. So the client first checks whether a thread asked
+-- for a longer lease, and then requests the cut in another renewal. If the server refuses PTTL, the
+-- lease does not change.
 --
--- The script always writes. A client that waits for replicas waits for the writes of this
+-- The script always writes. If a client waits for replicas, it waits for the writes of this
 -- connection, and the longer lease may have been written over another connection. Each command runs
 -- in a pcall, so a key of another type does not stop the renewal of the other locks.
 local lease, longest = tonumber(ARGV[1]), math.abs(tonumber(ARGV[2]))
@@ -52,8 +52,8 @@ local function raise_timeout(key, owner)
 end
 
 -- Returns whether another owner waits for the lock: a redlatch process or a fair lock's thread in a
--- queue, or a Redisson client, which listens to the public channel. A queue or a channel that the
--- script may not read counts as empty.
+-- queue, or a Redisson client, which listens to the public channel. A queue or channel that the
+-- script may not read is treated as empty.
 local function is_wanted(key, is_read_write)
     local is_tagged = string.find(key, '{', 1, true)
     local name, separator = is_tagged and key or '{' .. key .. '}', is_tagged and '_tagged:' or ':'

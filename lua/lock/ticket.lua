@@ -6,8 +6,8 @@
 -- reply: 1 = the ticket has the lock; nil = neither the owner nor the ticket has the lock;
 --        WRONGTYPE = the key holds no lock
 --
--- A request that is sent again finds that the ticket has the lock, and does not set the ticket's
--- lease again.
+-- If the request is sent again, the ticket already has the lock, and the script does not set the
+-- ticket's lease again.
 local lease, owner, ticket = ARGV[1], ARGV[2], ARGV[3]
 database = ARGV[4]
 local held_by, left, type_error = holder()

@@ -12,7 +12,7 @@
 -- The script checks all locks before it changes one, and takes no lock that has a queue or a
 -- window. If the server refuses a command after the first change, the script frees the locks that
 -- it has taken. These locks need no hand-off: they were taken only during this script, so no owner
--- has queued for them.
+-- is in their queues.
 --
 -- The request may be sent again. A lock that its owner already has counts as free, because the
 -- first copy of the request has taken the lock. (The client counts the lease from the time before
@@ -34,7 +34,7 @@ if redis.pcall('exists', unpack(KEYS, 1, 3 * count)) ~= 0 then
             already_held[i] = redis.pcall('hexists', lock, owner) == 1
             if not already_held[i] then
                 -- Tell the client if an owner of another client holds this lock. (An owner of this
-                -- client does not count: its release may be on the way over another connection.)
+                -- client is no reason: its release may be on the way over another connection.)
                 local fields = redis.pcall('hrandfield', lock, 2)
                 local held_by = fields[1]
                 local is_taken = held_by and not fields[2]

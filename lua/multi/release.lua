@@ -20,7 +20,7 @@ for i = 1, count do
             ARGV[2 + 2 * count + i] or '0', ARGV[2 + 3 * count + i] or '0'
         local is_done, reply = pcall(release_one, keys,
             {ARGV[2 + i], ARGV[2 + count + i], start_or_age, chain_count, ARGV[2]})
-        -- (Redis would end the list at a nil, but sends false as nil.)
+        -- (Redis would end the list at a nil, but sends false as a nil.)
         replies[i] = (not is_done or type(reply) == 'table') and -1 or reply or false
     end
 end

@@ -42,7 +42,7 @@ if mode ~= 'write' and not open_for then
     if reached_asker then
         return refusal or length()
     elseif refusal then
-        -- There may be no holder whose release would grant the lock to the asker.
+        -- There may be no holder, and so no release that would grant the lock to the asker.
         redis.call('lrem', queue, 1, owner)
         return refusal
     end
@@ -53,8 +53,8 @@ local holder_kind = open_for and 2 or has_redisson_holder() and 1 or 0
 if holder_kind == 1 and place > 1 and is_new == 0 then
     -- When the Redisson client releases the lock, it sends a message on the public channel. Only
     -- the first two processes in the queue listen to that channel. These two processes may have
-    -- died, or may not know that they are first. This owner asks again, so the hold has lasted for
-    -- a while.
+    -- died, or may not know that they are first. This is not the first request of this owner, so
+    -- the hold has lasted for a while.
     announce(0, owner)
 end
 -- The maximum number of holders that get a message. The other holders find the waiter at their

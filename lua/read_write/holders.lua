@@ -64,9 +64,8 @@ end
 
 -- Makes the lease of `owner`, which has the lock, at least this long. Returns nil, or the server's
 -- refusal. If a reader's process was stopped, its timeout key may have expired while another reader
--- kept the lock. If the timeout key has expired, this function creates it again, as lock/renew.lua
--- does. Without the key, the next reader that leaves would find no other reader, and would free the
--- lock for a writer.
+-- kept the lock. In that case this function creates the key again, as lock/renew.lua does. Without
+-- it, the next reader that leaves would find no other reader, and would free the lock for a writer.
 local function raise_hold(owner, lease)
     if not writes(owner) and raise(timeout(owner, 1), lease) == 0 then
         local refusal = refused(redis.pcall('set', timeout(owner, 1), 1, 'px', lease))
@@ -78,7 +77,7 @@ local function raise_hold(owner, lease)
 end
 
 -- Makes these owners holders: one writer, or readers. The mode of the present holders must allow
--- this. Returns nil, or the server's refusal, after which nothing has changed. A lock must have a
+-- this. Returns nil, or the server's refusal: in that case nothing has changed. A lock must have a
 -- time to live, and a reader its timeout key, so commands that may be refused come first. (The
 -- function only checks the right to PEXPIRE and does not try it first: once a script has written, a
 -- server that is out of memory refuses none of its commands.) `given_ttl`: the time to live that
@@ -120,10 +119,10 @@ local function longest_of(reader, levels)
 end
 
 -- Examines the holders other than `owner`. Returns the longest remaining lease of the readers (0:
--- all have expired), whether another owner writes, whether one of the readers is redlatch's, and
--- the dead readers whose fields must be removed. The dead readers in the result are redlatch's, and
--- if there are many readers also Redisson's. (If there are few, the fields of Redisson's dead
--- readers remain: without its field, Redisson's late unlock would throw an error.)
+-- all have expired), whether another owner writes, whether any reader is redlatch's, and the dead
+-- readers whose fields must be removed. These dead readers are redlatch's, and if there are many
+-- readers also Redisson's. (If there are few readers, the fields of Redisson's dead readers remain:
+-- without its field, a late unlock by Redisson would throw an error.)
 local MANY, SAMPLE_SIZE = 64, 16
 local function examine_readers(owner, size)
     local fields = redis.call('hgetall', lock)
@@ -148,12 +147,11 @@ local function examine_readers(owner, size)
 end
 
 -- For a lock with many readers: examines a few readers at random. Returns nil if `examine_readers`
--- must examine all readers. This is so if all examined leases have expired, if no live redlatch
--- reader was examined, or if only the lease of `owner` may be as long as the lock's time to live.
--- Otherwise returns the lock's time to live and the dead readers among the examined readers. The
--- lock then keeps its time to live, which may come from a reader that has left. Once only MANY
--- readers are left, `examine_readers` corrects the time to live. If all readers die,
--- `free_if_all_dead` corrects it.
+-- must examine all readers: if all examined leases have expired, if no live redlatch reader was
+-- examined, or if only the lease of `owner` may be as long as the lock's time to live. Otherwise
+-- returns the lock's time to live and the dead readers among the examined readers. The lock then
+-- keeps its time to live, which may come from a reader that has left. When only MANY readers are
+-- left, `examine_readers` corrects this time. If all readers die, `free_if_all_dead` corrects it.
 local function sample_readers(owner)
     local fields = redis.pcall('hrandfield', lock, -SAMPLE_SIZE, 'withvalues')
     if refused(fields) then
@@ -180,10 +178,10 @@ local function sample_readers(owner)
 end
 
 -- Ends the hold of `owner`, which has one. Returns whether the lock is free now, and whether only
--- Redisson's readers hold it now. The third result is the server's refusal, after which nothing has
--- changed. As in Redisson, the lock gets the longest remaining lease of the other readers as its
--- time to live, and is free if all their leases have expired. The function does all its reads
--- before its first change. A server that is out of memory allows DEL and HDEL.
+-- Redisson's readers hold it now. The third result is the server's refusal: in that case nothing
+-- has changed. As in Redisson, the lock's new time to live is the longest remaining lease of the
+-- other readers. If all their leases have expired, the lock is free. The function does all its
+-- reads before its first change. A server that is out of memory allows DEL and HDEL.
 local function end_hold(owner)
     -- (If a writer holds the lock, it has at most three fields: the mode, the writer, and the
     -- writer's own read hold.)
@@ -206,9 +204,10 @@ local function end_hold(owner)
         redis.call('del', lock)
     else
         if writes(owner) then
-            -- This HSET changes nothing, but tests whether the server would refuse the HSET below:
-            -- if that failed after the HDEL of the owner, no owner could take the lock. (This HDEL
-            -- removes nothing. After it, a server that is out of memory refuses no command.)
+            -- This HSET changes nothing, but tests whether the server would refuse the HSET below.
+            -- If the HSET below failed after the HDEL of the owner, no owner could take the lock.
+            -- (This HDEL removes nothing. After it, a server that is out of memory refuses
+            -- nothing.)
             redis.call('hdel', lock, '')
             redis.call('hset', lock, 'mode', 'write')
         end
@@ -230,13 +229,13 @@ local function end_hold(owner)
 end
 
 -- Frees a lock with many readers if all of them have died. A writer's request calls this function.
--- Returns whether the function has examined the readers. A reader that left long ago may have set
--- the lock's time to live (see `sample_readers`). Usually the release of another reader corrects
--- that time. If all readers have died, no reader releases the lock.
+-- Returns whether the function has examined the readers. The lock's time to live may come from a
+-- reader that left long ago (see `sample_readers`). Usually the release of another reader corrects
+-- that time. If all readers have died, there is no such release.
 local function free_if_all_dead()
     if redis.call('hlen', lock) > MANY then
-        -- (No owner is named '', so this call ends no owner's hold. It removes dead readers, and
-        -- frees the lock if all readers are dead.)
+        -- (No owner is named '', so this call ends no owner's hold. It only removes dead readers,
+        -- and frees the lock if all readers are dead.)
         end_hold('')
         return true
     end
@@ -281,8 +280,8 @@ end
 -- caller has called `denied_grant`.) A dead writer at the head is removed even while readers have
 -- the lock.
 --
--- One call may grant the lock to thousands of readers, and the server serves no other client
--- meanwhile. So the function reads values that are equal for all readers only once, and reads up to
+-- One call may grant the lock to thousands of readers, and meanwhile the server serves no other
+-- client. So the function reads a value only once if it is equal for all readers, and reads up to
 -- MAX_BATCH entries at a time.
 local MAX_BATCH = 100
 local function grant(chain_start, chain_count, asker, lease)
@@ -356,9 +355,8 @@ local function grant(chain_start, chain_count, asker, lease)
 end
 
 -- Hands the lock on as `hand_on` does. If a writer's release grants the lock to redlatch's readers,
--- the function also sends Redisson's readers a message, because they may read, too. Without the
--- message they would sleep until the last redlatch reader leaves, or until the lease that they know
--- ends.
+-- the function also sends Redisson's readers a message, because they may read, too. Without it they
+-- would sleep until the last redlatch reader leaves, or until the end of the lease they read.
 local function hand_over(start_or_age, chain_count, message)
     local reply = hand_on(start_or_age, chain_count, message, grant)
     if reply == 1 and message == '1' and redis.call('hget', lock, 'mode') == 'read' then
@@ -396,8 +394,8 @@ local function release(owner, start_or_age, chain_count)
         grant_next()
         return false
     end
-    -- As in Redisson, the message of a writer's release wakes all waiters, and that of a reader's
-    -- release wakes one.
+    -- As in Redisson, the message of a writer's release wakes all waiters, and the message of a
+    -- reader's release wakes one waiter.
     local message = writes(owner) and '1' or '0'
     local free, only_redisson, refusal = end_hold(owner)
     if refusal then
@@ -405,8 +403,8 @@ local function release(owner, start_or_age, chain_count)
     elseif free then
         return hand_over(start_or_age, chain_count, message)
     elseif only_redisson and not writes(owner) then
-        -- Only Redisson's readers are left. These readers send a message on the public channel when
-        -- they leave, so the first waiter must be told to listen to this channel. (Before that,
+        -- Only Redisson's readers are left. They send a message on the public channel when they
+        -- leave, so the script must make the first waiter listen to this channel. (Before that,
         -- `grant_next` removes dead waiters from the head of the queue, and grants the lock to
         -- readers behind them.)
         grant_next()

@@ -16,8 +16,8 @@ elseif mode and redis.call('hexists', lock, owner) == 1 then
     return raise_hold(owner, lease) or -1 - length()
 end
 if mode == 'read' then
-    -- Redisson's readers may hold the lock while redlatch's readers wait at the head of the queue.
-    -- The first waiters may be dead, and so may the present readers.
+    -- Redisson's readers may hold the lock while redlatch's readers are at the head of the queue.
+    -- The first waiters and the present readers may be dead.
     if writes(owner) then
         free_if_all_dead()
     end

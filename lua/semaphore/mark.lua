@@ -4,7 +4,7 @@
 -- KEYS 3 the mark; an expirable semaphore has none, because its permits have ids
 --
 -- If a semaphore is deleted, or the server loses its data, a later semaphore of the same name has
--- another mark. A client's changes to the old semaphore must not be repeated at the new semaphore
+-- another mark. So a client does not repeat its changes to the old semaphore at the new semaphore
 -- (mend.lua). The mark has a key of its own, and the reply to each change contains it. A script
 -- that makes the number sets a new mark, even if there is an old mark: Redisson and older versions
 -- of redlatch remove only the number. If Redisson or an older client made the number, it has no

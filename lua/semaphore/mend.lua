@@ -7,9 +7,9 @@
 --      (negative: it took permits; 0: abandon.lua gave back the permits that it took)
 -- reply: how many permits the script added (negative: took away); {now}: too late
 --
--- The sequence's record shows which changes the server has: see once.lua. If a change that took
--- permits is repeated, the number of free permits may become negative, until enough permits are
--- given back. If the semaphore has another mark, or no mark, the script repeats nothing: the old
+-- The sequence's record shows which changes the server has: see once.lua. If a repeated change
+-- takes permits, the number of free permits may become negative, until enough permits are given
+-- back. If the semaphore has another mark, or no mark, the script repeats nothing: the old
 -- semaphore was removed, or this server never had it.
 if recorded_number > number then
     return 0

@@ -58,8 +58,7 @@ use crate::lease::deadline::{PROVISIONAL, deadline};
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
-/// The shortest and the longest time, in nanoseconds, after which a waiter without a message asks
-/// again.
+/// The shortest and the longest time, in nanoseconds, until a waiter without a message asks again.
 pub(crate) const POLL: (u64, u64) = (800 * MS, 1_200 * MS);
 const _: () = assert!(POLL.1 < PROVISIONAL);
 /// The number of waiters, from the head of the queue, that listen for Redisson's releases. The
@@ -94,8 +93,7 @@ pub(crate) struct EntryMachine<D> {
     longest: Duration,
     /// The number of grants in a row that were read after their leases had ended.
     late: u32,
-    /// The details of a grant by message, while the owner waits for the reply that confirms the
-    /// grant.
+    /// The details of a grant by message, while the owner waits for a reply that confirms it.
     unconfirmed: Option<D>,
 }
 
@@ -278,8 +276,8 @@ impl<D> EntryMachine<D> {
     /// Begins a request for this lease, and returns the request's extra arguments. Returns `None`
     /// if a request is already open, so that the owner must not ask. All requests begin here: the
     /// first request, polls, and requests after a reconnect. If `queues` is false, the request adds
-    /// no entry to the queue, and takes the lock only if the lock is free, even if others are in
-    /// the queue.
+    /// no entry to the queue, and takes the lock only if it is free, even if others are in the
+    /// queue.
     #[inline]
     pub(crate) fn begin_request(
         &mut self,
@@ -448,8 +446,7 @@ impl<D> EntryMachine<D> {
     }
 
     /// Notes a reply that says that the owner is not the holder. `server`: the server's time in the
-    /// reply. Any grant from before this time has ended, even if this process reads its message
-    /// later.
+    /// reply. Any grant from before this time has ended, even if its message is read later.
     fn refused(&mut self, server: u64) {
         (self.late, self.unconfirmed) = (0, None);
         self.exchanges.refused(server);

@@ -1,5 +1,5 @@
-//! The times of one owner's requests and replies. From these times, this module computes for how
-//! long a grant counts, and whether the owner may report other owners as silent.
+//! The times of one owner's requests and replies. From these times, this module computes until when
+//! a grant is valid, and whether the owner may report other owners as silent.
 //!
 //! This file is pure: its functions take the time as an argument, send nothing and read no clock.
 //! The models of the scripts (`tests/models/`) also compile this file, so it imports only what the
@@ -30,14 +30,13 @@
 //! may overtake the message.)
 //!
 //! Silent: the owner may report that other owners are silent. It may do so only while the server
-//! answers it promptly and without a pause, and the server's clock does not jump. After a pause,
-//! this process itself may have been stopped, and the other owners may have sent requests in the
-//! meantime.
+//! answers it promptly and without a pause, and the server's clock does not jump. In a pause, this
+//! process itself may have been stopped, and the other owners may have sent requests.
 
 use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
-/// For this time the server must have answered an owner promptly, before the owner may report other
+/// The server must have answered an owner promptly for this time before the owner may report other
 /// owners as silent. `lua/hand_off.lua` calls this time HEARD.
 const STEADY: u64 = 2_000 * MS;
 /// The longest time in which a prompt reply arrives. `lua/hand_off.lua` calls this time MAX_REQUEST_AGE.
@@ -78,8 +77,7 @@ pub(crate) struct Exchanges {
     steady: Option<(u64, u64)>,
 }
 
-/// The time at which a request was sent, and the server's time in its reply. The server read its
-/// time after `sent`.
+/// The time at which a request was sent, and the later time of the server in its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Anchor {
     sent: u64,
@@ -133,8 +131,7 @@ impl Exchanges {
     }
 
     /// Notes a reply that says that the owner has an entry. `server`: the server's time in the
-    /// reply. The caller must call this before [`refused`](Self::refused), which replaces the
-    /// anchor.
+    /// reply. The caller calls this before [`refused`](Self::refused), which replaces the anchor.
     pub(crate) fn note_queued(&mut self, now: u64, server: u64) {
         self.queued_at.get_or_insert(server);
         let Some(asked) = self.asked else { return };

@@ -1,12 +1,13 @@
-//! The cut of a lease that is longer at the server than any thread has asked for. A lease can be
-//! too long because the server's clock was set back, or because another process handed the hold on
-//! with a longer lease. The answer to a renewal reports such a lease, and the next renewal cuts it.
+//! The cut of a lease: a renewal that shortens a lease that is longer at the server than any thread
+//! has asked for. A lease can be too long because the server's clock was set back, or because
+//! another process handed the hold on with a longer lease. The answer to a renewal reports such a
+//! lease, and the next renewal cuts it.
 //!
 //! A cut and a request for a longer lease use different connections, and the server may run the cut
 //! last. So the two threads must notice each other. The thread that asks for a longer lease raises
 //! `Hold::longest_requested` and then reads `cut_to`. The renewer sets `cut_to` and then reads
 //! `longest_requested` (all `SeqCst`). While a cut is on its way, or after the reply to a cut was
-//! lost, a longer lease counts only up to the lease that the cut would leave.
+//! lost, the client relies only on the lease that the cut would leave.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -29,8 +30,8 @@ impl LeaseCut {
         Self { is_due: AtomicBool::new(is_due), cut_to, is_lost }
     }
 
-    /// Returns the certain part of a lease, which is shorter than the lease if the server may run a
-    /// cut later.
+    /// Returns the certain part of a lease: the part that no late cut can take away. It is shorter
+    /// than the lease if the server may run a cut later.
     pub(super) fn certain_part(&self, lease: Duration) -> Duration {
         match self.cut_to.load(Ordering::SeqCst) {
             0 => lease,
@@ -39,8 +40,8 @@ impl LeaseCut {
     }
 
     /// Returns what the next renewal does with a lease that is longer than any thread has asked
-    /// for. The renewer calls this before it sends a renewal, and sends one renewal of a hold at a
-    /// time. `longest_asked` is the longest lease that a thread has asked for, in nanoseconds.
+    /// for. The renewer calls this before each renewal, and has at most one renewal of a hold on
+    /// its way. `longest_asked` is the longest lease that a thread has asked for, in nanoseconds.
     pub(super) fn next_cut(&self, longest_asked: impl Fn() -> u64) -> Longer {
         let most = longest_asked();
         let longest = Duration::from_nanos(most);
@@ -80,7 +81,7 @@ impl LeaseCut {
         }
     }
 
-    /// Whether a lease still has to be cut, or the server may still run a cut.
+    /// Whether a lease must still be cut, or the server may still run a cut.
     pub(super) fn is_pending(&self) -> bool {
         self.is_due.load(Ordering::SeqCst) || self.cut_to.load(Ordering::SeqCst) != 0
     }

@@ -23,7 +23,7 @@ use crate::scripts::mutants;
 use crate::scripts::renewal::{Longer, StillHeld};
 use crate::scripts::{Chain, Mode, Owner};
 
-/// The details of a grant: how many other processes wait, and the fencing tokens.
+/// The details of a grant: the number of other processes that wait, and the fencing tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct GrantDetails {
     /// The number of processes that wait behind the hold.
@@ -37,10 +37,10 @@ pub(crate) struct GrantDetails {
 
 /// A hold: one owner id on one key.
 ///
-/// A thread that detects the loss of the hold sets `lost`, and then reads the deadline and
-/// `unconfirmed`. A thread that gets the answer to an extension sets the deadline and
-/// `unconfirmed`, and then reads `lost` (all `SeqCst`). If a hold is lost while its lease is
-/// extended, this order makes one of the two threads release it.
+/// If a hold is lost while its lease is extended, one of two threads must release it. A thread that
+/// detects the loss sets `lost`, and then reads the deadline and `unconfirmed`. A thread that gets
+/// the answer to an extension sets the deadline and `unconfirmed`, and then reads `lost` (all
+/// `SeqCst`). So at least one of them sees what the other has set.
 #[derive(Debug)]
 pub(crate) struct Hold {
     /// The threads that may get the hold next. `None` if the lock is not a fair lock.
@@ -50,8 +50,8 @@ pub(crate) struct Hold {
     /// The time on [`clock`] until which the server certainly keeps the hold. This time never
     /// decreases.
     pub(super) deadline: AtomicU64,
-    /// The latest time on [`clock`] until which a tenant that shares the hold wants it. Written
-    /// under the gate's mutex.
+    /// The latest time on [`clock`] until which any tenant that shares the hold wants it. The
+    /// gate's mutex must be locked to write this field.
     pub(super) latest_end: AtomicU64,
     /// The longest lease that a request has asked for since the grant, in nanoseconds. Zero if
     /// there was no such request.
@@ -62,13 +62,13 @@ pub(crate) struct Hold {
     pub(super) cut: LeaseCut,
     /// The lease that the server granted first, in nanoseconds.
     pub(super) granted_lease: u64,
-    /// Whether the hold still has the lease of a grant by message, and not the lease of its terms.
-    /// (A grant by message has a short lease, because the granted process may be paused.) A renewal
-    /// that raises or cuts the lease clears this mark.
+    /// Whether the hold still has the short lease of a grant by message, and not the lease of its
+    /// terms. (The lease is short because the process that gets such a grant may be stopped.) A
+    /// renewal that raises or cuts the lease clears this mark.
     pub(super) provisional: AtomicBool,
     pub(crate) details: GrantDetails,
-    /// The number of used fencing tokens, at most 1,024: see [`may_pass`](Self::may_pass). A hold
-    /// without tokens does not use this field.
+    /// How many of the grant's 1,024 fencing tokens are used: see [`may_pass`](Self::may_pass). A
+    /// hold without tokens does not use this field.
     pub(super) tokens_used: AtomicU16,
     /// Keeps the owner registered as a recipient while messages may name it. (Boxed, because most
     /// holds do not need it.)
@@ -77,11 +77,11 @@ pub(crate) struct Hold {
     live: Option<KeepsLive>,
     /// The request for which the server granted the hold.
     pub(crate) asked: Asked,
-    /// Whether a request of this owner was sent twice, or had an unknown outcome. In both cases a
-    /// copy may arrive after the release, and the effect of the copy must be undone.
+    /// Whether a copy of one of this owner's requests may arrive after the release, because a
+    /// request was sent twice or had an unknown outcome. The client must undo such a copy.
     pub(crate) in_doubt: bool,
-    /// The number of users' [scripts](crate::Script) of this owner that may still run. Incremented
-    /// under the gate's mutex.
+    /// The number of users' [scripts](crate::Script) that may still run under this owner. The
+    /// gate's mutex must be locked to increment it.
     scripts: AtomicU32,
     /// The reason of the loss, as the number of a [`LostReason`]. Zero if the hold was not lost. A
     /// thread sets this field before it vacates the seat, so that no thread passes a lost hold on.
@@ -95,7 +95,7 @@ pub(crate) struct Hold {
     /// if the hold is not kept.
     pub(crate) kept_until: AtomicU64,
     /// The time on [`clock`] at which the server last said that other processes wait for the lock.
-    /// Zero if none waits, as far as this process knows.
+    /// Zero if no process waits, as far as this process knows.
     wanted: AtomicU64,
     /// See [`attention`](Self::attention). (Boxed, because most holds have none.)
     attention: OnceLock<Box<Attention>>,
@@ -105,23 +105,23 @@ pub(crate) struct Hold {
 #[derive(Debug, Default)]
 pub(super) struct Attention {
     /// The subscription to the client's own channel, on which scripts send the message that others
-    /// wait. Empty if the client has not subscribed yet, or if the owner does not
-    /// [hear](Owner::hears) such messages.
+    /// wait. Empty before the client subscribes, or if the owner does not [want](Owner::hears) such
+    /// messages.
     own: OnceLock<Subscription>,
-    /// The time on [`clock`] at which the hold last asked the server, or [`NOT_YET`].
+    /// The time on [`clock`] of the hold's last question to the server, or [`NOT_YET`].
     looked_at: AtomicU64,
 }
 
-/// The value of `looked_at` if the hold must ask the server soon after its grant or its last pass,
-/// or at once if these are a while ago.
+/// The value of `looked_at` if the hold has not asked the server yet, or must ask again because it
+/// may have missed a message.
 const NOT_YET: u64 = 0;
 
-/// Keeps an owner [live](LiveOwner), from before the owner's first request until its hold is
-/// released, or until no thread wants the lock under this owner.
+/// Keeps an owner [live](LiveOwner) from before its first request. The owner remains live until its
+/// hold is released, or until no thread wants the lock under this owner.
 ///
 /// At first this value belongs to the thread that asks for the lock, and then to the hold. If the
-/// gate does not admit the hold, the same owner asks again. For this case, the asking thread keeps
-/// a clone of the hold until a later hold replaces it.
+/// gate does not admit the hold, the thread asks again under the same owner. For this case, the
+/// thread keeps a clone of the hold until a later hold replaces it.
 #[derive(Debug)]
 pub(crate) enum KeepsLive {
     Owner(LiveOwner),
@@ -143,8 +143,8 @@ impl Hold {
         Self::granted(owner, terms, terms.lease(), asked, in_doubt)
     }
 
-    /// Returns a hold without a line that was granted with this lease, which may differ from the
-    /// lease of its terms. A renewal later raises or cuts the lease to that of the terms.
+    /// Returns a hold without a line that the server granted with this lease. If this lease differs
+    /// from the lease of the terms, a renewal later raises or cuts it.
     pub(crate) fn granted(
         owner: Owner,
         terms: Terms,
@@ -157,8 +157,8 @@ impl Hold {
             line: None,
             owner,
             terms,
-            // If the lease of the terms is shorter than the granted lease, the shorter lease
-            // counts, because a renewal will cut the hold to it.
+            // If the lease of the terms is the shorter one, it applies, because a renewal will cut
+            // the hold to it.
             deadline: AtomicU64::new(deadline(asked.at, lease.min(terms.lease()))),
             latest_end: AtomicU64::new(u64::MAX),
             longest_requested: AtomicU64::new(0),
@@ -189,8 +189,8 @@ impl Hold {
     /// Makes a hold that keeps its owner live. A clone of the hold goes into the asking thread's
     /// `live`.
     pub(crate) fn of_live(self, live: &mut Option<KeepsLive>) -> Arc<Self> {
-        // The gate did not admit the earlier hold in `live`, so usually no other thread has that
-        // hold. Its own `KeepsLive` is then moved out of it. Otherwise each hold would keep the
+        // The gate did not admit the earlier hold in `live`, so usually no other thread refers to
+        // it. Then its own `KeepsLive` is moved out of it. Otherwise each hold would keep the
         // previous hold alive, and the drop of a long series of holds would overflow the stack.
         let before = match live.take() {
             Some(KeepsLive::Hold(hold)) => Arc::try_unwrap(hold)
@@ -202,8 +202,8 @@ impl Hold {
         hold
     }
 
-    /// Records that the server has released the hold or does not have it. The owner is then no
-    /// longer live.
+    /// Records that the server has released the hold or does not have it. From now on the owner is
+    /// not live.
     pub(crate) fn ended(&self) {
         self.live.as_ref().inspect(|live| live.end());
     }
@@ -244,8 +244,8 @@ impl Hold {
         self.granted_lease > self.terms.nanos()
     }
 
-    /// Returns how the hold finds out that others wait, or `None` if no thread wants to know
-    /// whether others wait. With `None`, the hold has no further cost.
+    /// Returns how the hold finds out that others wait. Returns `None` if no thread wants to know
+    /// that. The hold then sends no request for it.
     pub(super) fn attention(&self) -> Option<&Attention> {
         self.attention.get().map(|attention| &**attention)
     }
@@ -258,8 +258,8 @@ impl Hold {
     }
 
     /// Returns the time at which the hold must ask the server whether others wait, even if no
-    /// renewal is due. `granted` is the time of the grant or of the last pass. The answer to a
-    /// renewal says whether others wait, so a hold that is renewed asks only once.
+    /// renewal is due. `granted` is the time of the grant or of the last pass. A renewed hold asks
+    /// only once, because the answers to its renewals say whether others wait.
     pub(super) fn look_at(&self, granted: u64, is_renewed: bool) -> u64 {
         let third = self.terms.nanos() / ASK_WANTED_AFTER;
         match self.attention().map(|it| it.looked_at.load(Ordering::SeqCst)) {
@@ -269,8 +269,8 @@ impl Hold {
         }
     }
 
-    /// Records that the hold is about to ask whether others wait. The hold listens before it asks,
-    /// so that it does not miss a waiter that comes between these steps.
+    /// Records that the hold is about to ask whether others wait. The hold first subscribes to its
+    /// channel and then asks, so that it does not miss a waiter that comes between these steps.
     pub(super) fn looks(&self, now: u64, listen: impl FnOnce() -> Subscription) {
         let Some(it) = self.attention() else { return };
         it.looked_at.store(now, Ordering::SeqCst);
@@ -279,7 +279,7 @@ impl Hold {
         }
     }
 
-    /// Makes a hold that listens ask again, because it may have missed a message.
+    /// Makes a hold that has subscribed ask again, because it may have missed a message.
     pub(crate) fn looks_again(&self) {
         if let Some(it) = self.attention().filter(|it| it.own.get().is_some()) {
             it.looked_at.store(NOT_YET, Ordering::SeqCst);
@@ -295,8 +295,8 @@ impl Hold {
         self.told_wanted(true, clock::now());
     }
 
-    /// Takes the server's answer whether others wait, to a question that was sent at `sent_at`. A
-    /// message that came after that is newer than the answer, so the answer does not undo it.
+    /// Handles the server's answer whether others wait. The question was sent at `sent_at`. If a
+    /// message has come since then, it is newer than the answer, so the answer does not undo it.
     pub(super) fn told_wanted(&self, is_wanted: bool, sent_at: u64) {
         #[cfg(soak_mutants)]
         if !is_wanted && mutants::is("a holder that does not hear that waiters have left") {
@@ -331,12 +331,12 @@ impl Hold {
     }
 
     /// Sets the time until which the tenants that share the hold want it. (If the server keeps the
-    /// hold for longer, the client releases it at that time.)
+    /// hold longer, the client releases the hold at this time.)
     pub(crate) fn ends_by(&self, until: u64) {
         self.latest_end.store(until, Ordering::SeqCst);
     }
 
-    /// Whether the hold ends before its lease at the server, because no thread wants it for longer.
+    /// Whether the tenants want the hold for less time than the server keeps it.
     pub(super) fn ends_before_lease(&self) -> bool {
         self.needed_until() < self.deadline.load(Ordering::SeqCst)
     }
@@ -351,8 +351,8 @@ impl Hold {
     }
 
     /// Records that the server has renewed the hold to the lease of its terms. `certain` is the
-    /// certain part of this lease. If `certain` is zero, the client only asked whether the server
-    /// has the hold. (After a failover the client may send this question for a provisional hold.
+    /// part of this lease that no late command can take away. Zero: the renewal only asked whether
+    /// the server has the hold. (After a failover the client may ask this for a provisional hold.
     /// The answer must not mark such a hold as raised, because then no renewal would raise it.)
     pub(crate) fn renewed(&self, sent_at: u64, certain: Duration) {
         self.confirm(sent_at, certain);
@@ -361,9 +361,9 @@ impl Hold {
         }
     }
 
-    /// Records that the caller is about to ask for a lease. (This comes before the request, because
-    /// the outcome of the request may stay unknown.) Returns the [certain part](Self::certain_part)
-    /// of the lease.
+    /// Records that the caller is about to ask for a lease. The caller records this before the
+    /// request, because the outcome of the request may stay unknown. Returns the [certain
+    /// part](Self::certain_part) of the lease.
     pub(crate) fn asks_for(&self, lease: Duration) -> Duration {
         self.longest_requested.fetch_max(clock::nanos(lease), Ordering::SeqCst);
         self.certain_part(lease)
@@ -375,7 +375,7 @@ impl Hold {
         self.longest_requested.load(Ordering::SeqCst).max(self.terms.nanos())
     }
 
-    /// Moves all times of the lease into the past by this number of nanoseconds.
+    /// Makes the lease older by this number of nanoseconds: moves all its times into the past.
     #[cfg(feature = "in-memory")]
     pub(super) fn age(&self, by: u64) {
         for time in [&self.deadline, &self.latest_end, &self.kept_until] {
@@ -388,8 +388,8 @@ impl Hold {
         }
     }
 
-    /// Returns the certain part of a lease, which no late command can take away. The certain part
-    /// is less than the lease if a [`LeaseCut`] may come later.
+    /// Returns the certain part of a lease: the part that no late command can take away. It is less
+    /// than the lease if a [`LeaseCut`] may come later.
     pub(crate) fn certain_part(&self, lease: Duration) -> Duration {
         self.cut.certain_part(lease)
     }
@@ -399,15 +399,15 @@ impl Hold {
         self.cut.next_cut(|| self.longest_asked())
     }
 
-    /// Takes the server's [answer](LeaseCut::answered) to a renewal that was sent with `longer`.
+    /// Handles the server's [answer](LeaseCut::answered) to a renewal that was sent with `longer`.
     pub(crate) fn cut_answered(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
         self.cut.record_answer(longer, held, resent);
     }
 
-    /// Whether the server may keep the hold past the deadline that this process knows. The result
-    /// is true if the outcome of an extension is unknown, if a lease that is too long is not cut
-    /// yet, or if a cut [may come](Self::certain_part). (A later answer about a shorter lease does
-    /// not settle an unknown extension.)
+    /// Whether the server may keep the hold past the deadline that this process knows. This is
+    /// possible if the outcome of an extension is unknown, if a lease that is too long is not cut
+    /// yet, or if a cut [may come](Self::certain_part). (After an extension with an unknown
+    /// outcome, only the confirmation of an equal or longer lease makes the outcome known.)
     pub(crate) fn may_outlive(&self) -> bool {
         let longest = self.longest_requested.load(Ordering::SeqCst);
         self.is_unconfirmed()
@@ -420,16 +420,16 @@ impl Hold {
         Duration::from_nanos(self.longest_requested.load(Ordering::SeqCst).max(self.granted_lease))
     }
 
-    /// Marks the hold as lost. Returns the first reason with which the hold was marked.
+    /// Marks the hold as lost. Returns the reason with which the hold was first marked.
     pub(crate) fn lose(&self, reason: LostReason) -> LostReason {
         let lost =
             self.lost.compare_exchange(0, reason.number(), Ordering::SeqCst, Ordering::SeqCst);
         lost.err().and_then(LostReason::from_number).unwrap_or(reason)
     }
 
-    /// Returns the reason why the server no longer has the hold. If the client has already recorded
-    /// a reason, returns that reason. If the client has recorded no reason and the deadline has
-    /// passed, the reason is the end of the lease, even if the watchdog has not noticed it yet.
+    /// Returns the reason why the server no longer has the hold: the reason that the client has
+    /// recorded, if there is one. Otherwise, if the deadline has passed, the reason is the end of
+    /// the lease, even if the watchdog has not noticed it yet.
     pub(crate) fn why_gone(&self) -> LostReason {
         let is_over = clock::now() >= self.deadline();
         let reason = if is_over { LostReason::LeaseExpired } else { LostReason::Revoked };
@@ -451,10 +451,10 @@ impl Hold {
     }
 
     /// Whether a thread may pass the hold to a thread with these terms. The terms must be equal,
-    /// and the next thread must get at least nine tenths of a fixed lease. A hold whose lease was
-    /// extended since the grant is never passed: if the next thread died, others would wait for the
-    /// longer lease. A hold is never passed to a thread that will leave it to expire, because that
-    /// thread needs the full lease.
+    /// and the next thread must get at least nine tenths of a fixed lease. If the lease was
+    /// extended since the grant, the hold is never passed: if the next thread died, others would
+    /// wait for the longer lease. A hold is also never passed to a thread that will leave it to
+    /// expire, because that thread needs the full lease.
     pub(crate) fn may_pass(&self, terms: Terms, now: u64) -> bool {
         let left = self.deadline().saturating_sub(now);
         self.terms == terms
@@ -475,8 +475,8 @@ impl Hold {
     }
 
     /// Records that a user's script is about to be sent under this owner. The caller has the gate's
-    /// mutex, and the sender's tenancy is in the seat. No thread passes the hold on until
-    /// [`script_ended`](Self::script_ended).
+    /// mutex, and the sender's tenancy is in the seat. Until the call of
+    /// [`script_ended`](Self::script_ended), no thread passes the hold on.
     pub(crate) fn script_begins(&self) {
         self.scripts.fetch_add(1, Ordering::SeqCst);
     }
@@ -486,9 +486,9 @@ impl Hold {
         self.scripts.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether the server may still run a user's script under this owner. If a script may still
-    /// run, the hold is released and not passed on. If the hold were passed on, the script could
-    /// run while another thread has the hold under this owner.
+    /// Whether the server may still run a user's script under this owner. If so, the hold is
+    /// released and not passed on. Otherwise the script could run while another thread has the hold
+    /// under this owner.
     fn may_run_scripts(&self) -> bool {
         #[cfg(soak_mutants)]
         if mutants::is("a hold that is passed on before its scripts") {
@@ -498,7 +498,7 @@ impl Hold {
     }
 
     /// Keeps the hold (`site/keep.rs`) at least until `until`. The caller has the gate's mutex, and
-    /// its thread is leaving a level. No later call makes this time shorter.
+    /// its thread is leaving a level. A later call never shortens this time.
     pub(crate) fn keep_until(&self, until: u64) {
         self.kept_until.fetch_max(until, Ordering::SeqCst);
     }
@@ -572,7 +572,7 @@ mod tests {
             hold.cut_answered(cut, answer, resent);
             let certain = if is_lost { LEASE } else { LONGER };
             assert_eq!(hold.certain_part(LONGER), certain, "{answer:?}, {resent}");
-            // The answer to a later cut does not settle the first cut.
+            // The answer to a later cut does not show what became of the first cut.
             hold.cut_answered(Longer::Kept, Ok(StillHeld::TooLong), false);
             let cut = hold.next_cut();
             assert_eq!(cut, Longer::Cut(LONGER));
@@ -590,8 +590,8 @@ mod tests {
         assert_eq!(hold.certain_part(LONGER), LONGER);
     }
 
-    /// If the client assumed that the cut had run, it would not release the hold after its own
-    /// deadline. Others would then wait for the end of the longer lease.
+    /// If the client took the cut as done, it would not release the hold after its own deadline.
+    /// Others would then wait for the end of the longer lease.
     #[test]
     fn a_hold_whose_lease_was_not_cut_for_certain_may_outlive_its_deadline() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
@@ -615,8 +615,8 @@ mod tests {
         }
     }
 
-    /// If the answer counted, `leave_to_expire` would leave the hold with the 2 s of the message,
-    /// and return `Ok`.
+    /// If the answer marked the hold as raised, `leave_to_expire` would return `Ok` and leave the
+    /// hold with the 2 s of the message.
     #[test]
     fn an_answer_to_a_question_does_not_raise_a_hold_that_a_message_granted() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
@@ -628,7 +628,8 @@ mod tests {
         assert!(!hold.is_to_be_raised());
     }
 
-    /// If the old answer counted, the holder would not notice the waiter until its next renewal.
+    /// If the old answer undid the message, the holder would not notice the waiter until its next
+    /// renewal.
     #[test]
     fn an_answer_that_is_older_than_a_message_does_not_undo_it() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
@@ -659,14 +660,14 @@ mod tests {
         });
     }
 
-    /// Waits until the clock shows a later time.
+    /// Waits until the clock has passed this time.
     fn later(time: u64) -> u64 {
         iter::repeat_with(clock::now).find(|now| *now > time).unwrap()
     }
 
     /// Suppose that an inner level asked for a lease of an hour and got no answer. If the hold
-    /// forgot this request, the lease of an hour could stay at the server after the end of the
-    /// outer level's lease.
+    /// forgot this request, the server could keep the hold for the hour after the end of the outer
+    /// level's lease.
     #[test]
     fn a_hold_may_outlive_its_deadline_until_its_longest_requested_lease_is_confirmed() {
         let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };

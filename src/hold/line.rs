@@ -2,9 +2,9 @@
 //! to the server.
 //!
 //! Redis keeps the order of a fair lock, so its processes take no turns. A grant names the threads
-//! of the same process that stand directly behind its owner. The hold may be passed to these
-//! threads in the order of the line. The threads' entries stay in Redis's queue until the release
-//! of the hold removes them.
+//! of the same process whose queue entries are directly behind its owner's entry. The hold may be
+//! passed to these threads in the order of the line. Their entries stay in Redis's queue until the
+//! release of the hold removes them.
 
 use std::fmt;
 use std::iter;
@@ -27,7 +27,7 @@ pub(crate) struct Line {
 
 pub(crate) struct LineState {
     pub(crate) followers: Followers,
-    /// The owners to which the hold was passed. The release removes them from the queue.
+    /// The owners to which the hold was passed. The release removes their entries from the queue.
     pub(crate) passed: Vec<Owner>,
 }
 
@@ -48,15 +48,15 @@ impl Line {
         scripts(core, lock, &self.keys).release_command(owner, &self.state.lock().passed)
     }
 
-    /// Returns the command that undoes the effects of a late request of the owner. The command also
-    /// removes, from the queue, the threads to which the hold was passed.
+    /// Returns the command that undoes the effects of a late request of the owner. It also removes
+    /// from the queue the threads to which the hold was passed.
     pub(crate) fn give_up_command(&self, core: &Core, lock: &str, owner: &Owner) -> Command {
         let leaving: Vec<_> = iter::once(*owner).chain(self.state.lock().passed.clone()).collect();
         scripts(core, lock, &self.keys).release_command(owner, &leaving)
     }
 
-    /// Returns the command that shortens the owner's kept hold so that it ends after `rest`. The
-    /// command also removes, from the queue, the threads to which the hold was passed.
+    /// Returns the command that shortens the owner's kept hold so that it ends after `rest`. It
+    /// also removes from the queue the threads to which the hold was passed.
     pub(crate) fn keep_command(
         &self,
         core: &Core,

@@ -1,9 +1,9 @@
 //! A lock that this process holds: the threads that have it, its deadline, and its loss.
 //!
 //! A *hold* is one owner id on one key in Redis. A *tenancy* is one thread's use of a hold. A grant
-//! makes a hold and its first tenancy. A pass inside the process makes a new tenancy of the same
-//! hold. A wait on a condition gives the tenancy another hold. A guard acts only on its own
-//! tenancy, so an old guard cannot end a later tenancy.
+//! makes a hold and its first tenancy. If a thread passes the hold to another thread of the
+//! process, that thread gets a new tenancy of it. After a wait on a condition, the tenancy has
+//! another hold. A guard acts only on its own tenancy, so an old guard cannot end a later tenancy.
 
 mod cut;
 mod hold;

@@ -63,10 +63,10 @@ struct Tenant {
     levels: Levels,
 }
 
-/// The tenants of a hold besides the tenant in `Seat::tenancy`. Each tenancy stores its index in
-/// this collection, so a leaving thread needs no search. A thread that takes another level must
-/// search for its tenancy. There may be thousands of owned guards, whose tenancies no thread
-/// re-enters. These tenancies have their own list, which no thread searches.
+/// The tenants of a hold besides the tenant in `Seat::tenancy`. Each tenancy stores its index here,
+/// so a leaving thread needs no search. A thread that takes another level must search for its
+/// tenancy. There may be thousands of owned guards, and no thread takes another level of their
+/// tenancies. So these tenancies have their own list, which no thread searches.
 #[derive(Debug, Default)]
 struct OtherTenants {
     threads: Vec<Tenant>,
@@ -109,9 +109,9 @@ impl OtherTenants {
     }
 }
 
-/// The time until which the tenants that share a hold want it. A fixed lease limits a thread that
-/// hangs. If a tenant with a long lease comes and leaves, the fixed lease of another tenant must
-/// not become longer.
+/// The time until which the tenants that share a hold want it. A fixed lease limits how long a
+/// thread that hangs keeps the hold. So if a tenant with a longer lease comes and leaves, the fixed
+/// lease of another tenant must not become longer.
 #[derive(Debug, Default)]
 struct LevelEnds {
     /// The number of levels that the watchdog renews. A renewed level has no end of its own.
@@ -226,8 +226,8 @@ impl Seat {
         self.note_level(level);
     }
 
-    /// Ends a level. Returns `None` if nothing has changed, because the level is the only level of
-    /// the whole seat or is not in the seat.
+    /// Ends a level. Returns `None` and changes nothing if the level is the only level of the whole
+    /// seat or is not in the seat.
     #[inline]
     pub(crate) fn end_level(
         &mut self,
@@ -294,8 +294,8 @@ impl Seat {
         Some(levels.inner.last().unwrap_or(&levels.outer).ends)
     }
 
-    /// Gives back to a thread its first tenancy and its levels after a wait on a condition. `left`
-    /// is the seat that the thread left for the wait. No other tenant shares this seat.
+    /// Gives a thread its first tenancy and its levels back after a wait on a condition. `left` is
+    /// the seat that the thread left for the wait. No other tenant shares this seat.
     pub(crate) fn exchange(&mut self, left: &mut Self) {
         std::mem::swap(&mut self.tenancy, &mut left.tenancy);
         std::mem::swap(&mut self.levels, &mut left.levels);
@@ -347,8 +347,8 @@ impl Seat {
     }
 
     /// Returns the same as [`renewal_state`](Self::renewal_state), but reads no list of tenants.
-    /// `watching` has the arrival of the last tenant that wants renewals, and the longest lease
-    /// that such a tenant wants.
+    /// `watching` has two values of the tenants that want renewals: the arrival of the last one,
+    /// and their longest lease.
     pub(crate) fn renewal_state_of(&self, watching: Option<(u64, Duration)>) -> RenewalState {
         let hold = &self.tenancy.hold();
         RenewalState {
@@ -367,8 +367,8 @@ impl Seat {
 const DEEPEST: usize = 1 << 20;
 /// The end of a level that the watchdog renews.
 const NEVER: u64 = u64::MAX;
-/// An unknown end. The guard of a level with a fixed lease knows the level's end only if threads
-/// share the hold.
+/// An end that the guard does not know. The guard of a level with a fixed lease knows the level's
+/// end only if threads share the hold.
 const UNKNOWN: u64 = 0;
 
 /// A level: one acquisition of the lock by a thread. A thread that holds the lock may take more
@@ -479,8 +479,8 @@ impl Levels {
         }
     }
 
-    /// Ends an outer level, because guards may be dropped in any order. The last level takes the
-    /// index of the ended level.
+    /// Ends a level that is not the last, because guards may be dropped in any order. The last
+    /// level takes the index of the ended level.
     #[cold]
     fn end_further_out(&mut self, which: HoldLevel, last: HoldLevel) -> HoldLevel {
         let gone = self.inner.iter_mut().rfind(|level| level.is(which));

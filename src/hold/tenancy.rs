@@ -53,8 +53,8 @@ pub enum HoldState {
 /// each such wait the tenancy has another hold.
 ///
 /// Guards read their state from the tenancy. In a forked child the state is "lost", because the
-/// parent has the hold. The child reports this state without a mutex, because a thread of the
-/// parent may have locked the mutex at the fork.
+/// hold belongs to the parent. The child reports this state without a mutex, because a thread of
+/// the parent may have locked the mutex at the fork.
 pub(crate) struct Tenancy {
     /// The first hold, from a grant or a pass.
     first: Arc<Hold>,
@@ -72,8 +72,8 @@ pub(crate) struct Tenancy {
     ended: AtomicBool,
     /// The index among the tenants that share the hold. The gate's mutex guards the index.
     index: AtomicU32,
-    /// Whether the observer was told about the tenancy ([`HAD`]), and whether the tenancy was lost
-    /// ([`LOST`]).
+    /// Whether the observer knows that the thread has the hold ([`HAD`]), and whether the tenancy
+    /// was lost ([`LOST`]).
     reported: AtomicU8,
 }
 
@@ -95,8 +95,8 @@ struct TenancyCallbacks {
     losses: Vec<LossCallback>,
     /// The client's own handler of a loss. See [`Tenancy::at_loss`].
     own: Option<LossCallback>,
-    /// The `on_wanted` callbacks. Each callback has a flag: whether it was called since others
-    /// began to wait.
+    /// The `on_wanted` callbacks, each with a flag. The flag is true if the callback was called
+    /// since others began to wait.
     wanted: Vec<(WantedCallback, bool)>,
 }
 
@@ -143,10 +143,10 @@ impl Tenancy {
         }
     }
 
-    /// Returns the tenancy's present hold. Only the tenancy's own thread exchanges the hold, and
-    /// only while the tenancy is in no seat. So the tenancy's thread sees the same hold until its
-    /// next wait on a condition. Another thread sees the same hold only while it has the gate's
-    /// mutex. Without the mutex, it may see another hold at each call. For this reason the
+    /// Returns the tenancy's present hold. A tenancy gets another hold only in a wait on a
+    /// condition, from its own thread, while the tenancy is in no seat. So the tenancy's thread
+    /// sees the same hold until its next wait. Another thread sees the same hold only while it has
+    /// the gate's mutex. Without the mutex, each call may return another hold. For this reason the
     /// watchdog, a forced unlock, and a thread that detects the end of a lease use the hold that
     /// they read from the seat.
     #[inline]
@@ -176,9 +176,9 @@ impl Tenancy {
         clock::since(self.began())
     }
 
-    /// Tells the observer that the thread has left the hold. Does nothing if the observer was not
-    /// told that the thread had the hold. (A hold may end before the call that took the hold has
-    /// returned.)
+    /// Reports to the observer that the thread has left the hold. Does nothing if the observer does
+    /// not know that the thread had the hold. (A hold may end before the call that took it
+    /// returns.)
     pub(crate) fn tell_released(&self, core: &Core, name: &Name) {
         if self.reported.load(Ordering::SeqCst) & HAD == 0 {
             return;
@@ -191,21 +191,20 @@ impl Tenancy {
     /// Takes over the hold of `again`, the tenancy that the thread got after a wait on a condition.
     /// Returns the earlier hold, which the caller must not drop under a mutex.
     ///
-    /// During the wait the tenancy has stepped down but has not ended. The tenancy's guards report
-    /// "released", and callbacks can still be registered. The tenancy cannot be lost in that time,
-    /// because only the thread that takes a tenancy out of its seat reports a loss to it. Here the
-    /// tenancy's own thread has taken the tenancy out of its seat.
+    /// During the wait, the tenancy has stepped down but has not ended. Its guards report
+    /// "released", and callbacks can still be registered. The tenancy cannot be lost during the
+    /// wait: a loss is reported to a tenancy only by the thread that takes it out of its seat, and
+    /// here the tenancy's own thread has taken it out.
     pub(crate) fn exchange(&self, again: &Self) -> Arc<Hold> {
         let exchanged =
             self.exchanged.get_or_init(|| Box::new(Mutex::new(Arc::clone(&self.first))));
         let before = std::mem::replace(&mut *exchanged.lock(), again.hold().into_owned());
         self.began.store(again.began(), Ordering::Relaxed);
         self.token.store(again.token.load(Ordering::Relaxed), Ordering::Relaxed);
-        // Others may begin to wait for the new hold. The tenancy is in no seat yet, so no thread is
-        // calling its callbacks now.
+        // Others may begin to wait for the new hold, so each callback may be called again. The
+        // tenancy is in no seat yet, so no thread is calling its callbacks now.
         self.end.lock().wanted().iter_mut().for_each(|(_, is_called)| *is_called = false);
-        // This store comes last, so that a guard that reports "held" from here on reads the new
-        // hold.
+        // This store comes last: a guard that reports "held" from here on must read the new hold.
         self.ended.store(false, Ordering::Release);
         before
     }
@@ -306,7 +305,7 @@ impl Tenancy {
     }
 
     /// Registers `callback`, which is called once if the hold is lost. If the hold is already lost,
-    /// returns the callback and the reason, and the caller must call it.
+    /// returns the reason and the callback, which the caller must call.
     pub(crate) fn on_lost(&self, callback: LossCallback) -> Option<(LostReason, LossCallback)> {
         if is_forked() {
             return None;
@@ -321,10 +320,10 @@ impl Tenancy {
         None
     }
 
-    /// Registers the client's own handler of a loss. [`lose`](Self::lose) calls `own` directly. On
-    /// the callbacks' thread, `own` could wait for users' callbacks, which may block. `own` must
-    /// not block or run the user's code. If the tenancy is already lost, `own` is never called, so
-    /// the caller must check the state after this call.
+    /// Registers the client's own handler of a loss. [`lose`](Self::lose) calls `own` directly,
+    /// because on the callbacks' thread `own` could wait for users' callbacks, which may block.
+    /// `own` must not block or run the user's code. If the tenancy is already lost, `own` is never
+    /// called, so the caller must check the state after this call.
     pub(crate) fn at_loss(&self, own: LossCallback) {
         if let Some(callbacks) = self.end.lock().callbacks() {
             callbacks.own = Some(own);
@@ -343,7 +342,7 @@ impl Tenancy {
     }
 
     /// Records whether others wait for the lock. If others wait, returns the callbacks that were
-    /// not called since the others began to wait.
+    /// not called since they began to wait.
     pub(crate) fn update_wanted(&self, is_wanted: bool) -> Vec<WantedCallback> {
         let mut end = self.end.lock();
         let fresh = end.wanted().iter_mut().filter_map(|(callback, is_called)| {
@@ -391,7 +390,7 @@ impl Tenancy {
         }
     }
 
-    /// Tells the observer about the loss, if the observer was told that the thread had the hold.
+    /// Reports the loss to the observer, if the observer knows that the thread had the hold.
     /// Otherwise, [`observed`](Self::observed) reports the loss later.
     pub(crate) fn tell_lost(&self, core: &Core, name: &Name, reason: LostReason) {
         if self.reported.fetch_or(LOST, Ordering::SeqCst) & HAD == 0 {
@@ -403,7 +402,7 @@ impl Tenancy {
         });
     }
 
-    /// Tells the observer that others have begun to wait for the lock.
+    /// Reports to the observer that others have begun to wait for the lock.
     pub(crate) fn tell_wanted(&self, core: &Core, name: &Name) {
         core.observe_soon(Count::Wanted, || {
             let (name, kind, held) = (name.clone(), self.hold().kind(), self.held());
@@ -411,8 +410,8 @@ impl Tenancy {
         });
     }
 
-    /// Records that the observer was told that the thread has the hold. If the hold was lost before
-    /// that, now reports the loss.
+    /// Records that the observer knows that the thread has the hold. If the hold is already lost,
+    /// now reports the loss.
     pub(crate) fn observed(&self, core: &Core, name: &Name) {
         if self.reported.fetch_or(HAD, Ordering::SeqCst) == LOST
             && let HoldState::Lost(reason) = self.state()

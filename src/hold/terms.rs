@@ -36,8 +36,8 @@ impl Terms {
 
     /// Returns the same terms, for a thread that will leave its hold to expire as soon as it has
     /// the lock. Such a thread needs the full lease from the server's reply. A grant by message
-    /// lasts only 2 s, and a hold that another thread passes on has only its remaining lease. An
-    /// extension might fail after the thread has left the hold.
+    /// lasts only 2 s, and a hold from another thread has only its remaining lease. A later
+    /// extension might fail when the thread has already left the hold.
     pub(crate) const fn leaving_at_once(self) -> Self {
         Self { leaves_at_once: true, ..self }
     }

@@ -21,14 +21,14 @@ use crate::observe::Event;
 use crate::runtime::{Core, Count};
 use crate::scripts::renewal::{Longer, RenewalKind, StillHeld};
 
-/// An object whose hold the watchdog watches. It is a lock's site, with the hold in its seat, or a
-/// permit lease.
+/// An object whose hold the watchdog watches: a lock's site, with the hold in its seat, or a permit
+/// lease.
 pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     const KIND: RenewalKind;
 
     fn core(&self) -> &Core;
 
-    /// Returns the key that renewals name and that the server tracks.
+    /// Returns the key of the hold. Renewals name this key, and the server tracks it.
     fn key(&self) -> &Arc<str>;
 
     fn name(&self) -> &Name;
@@ -68,8 +68,8 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         }
     }
 
-    /// Sets the alarm to `at`, unless it is set to an earlier time. An alarm that goes off too
-    /// early sets the next alarm, so only a late alarm does harm.
+    /// Sets the alarm to `at`, unless it is set to an earlier time. Only a late alarm does harm,
+    /// because an alarm that goes off too early sets the next alarm.
     fn arm_at(self: &Arc<Self>, at: u64) {
         let mut alarm = self.alarm().lock();
         if alarm.as_ref().is_none_or(|alarm| alarm.due() > at) {
@@ -92,8 +92,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         }
     }
 
-    /// Moves the times of the lease into the past by this number of nanoseconds. Returns the
-    /// renewal that is then due.
+    /// Makes the lease older by this number of nanoseconds. Returns the renewal that is then due.
     #[cfg(feature = "in-memory")]
     fn age(self: &Arc<Self>, by: u64) -> Option<Renewal> {
         self.with_hold(|renewing| renewing.hold.age(by))?;
@@ -127,7 +126,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
                 itself.update_wanted();
             }
             let renewed = renewed.map(|(held, _)| held);
-            // A query has no other outcome. If it failed, the renewer repeats it.
+            // A query has no other outcome: if it failed, the renewer repeats it.
             if lease.is_none() && renewed != Ok(StillHeld::No) {
                 return;
             }
@@ -137,8 +136,8 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         Renewal { kind, key, owner, lease, longer, is_raise, deadline, renewed, asks_if_wanted }
     }
 
-    /// Takes the server's answer to a renewal that was sent at `sent_at`. `certain` is the certain
-    /// part of the renewal's lease.
+    /// Handles the server's answer to a renewal that was sent at `sent_at`. `certain` is the part
+    /// of the renewal's lease that no late command can take away.
     fn renewed(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
@@ -148,7 +147,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     ) {
         let (now, left) = (clock::now(), hold.deadline());
         let is_there = self.with_hold(|renewing| {
-            // A reply for a hold that has ended is ignored.
+            // Ignore the reply if its hold has ended.
             if !Arc::ptr_eq(&renewing.hold, hold) {
                 return false;
             }
@@ -196,9 +195,9 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
 impl<T: Leaseholder> Task for T {
     fn due(self: Arc<Self>) -> Option<Renewal> {
         let now = clock::now();
-        // An alarm that another thread has replaced may still go off. This call therefore removes
-        // the present alarm only if it is due. If this call removed an alarm before it is due, this
-        // alarm would still go off, in addition to the next alarm. Each of the two alarms would
+        // An alarm that another thread has replaced may still go off. So this call removes the
+        // present alarm only if it is due. If this call removed an alarm that is not due, that
+        // alarm would still go off, in addition to the next alarm. Each of these two alarms would
         // then set another alarm, for as long as the leaseholder lives.
         self.alarm().lock().take_if(|alarm| alarm.due() <= now);
         self.track(now);
@@ -209,8 +208,8 @@ impl<T: Leaseholder> Task for T {
             (Arc::clone(&renewing.hold), renewing.record_sent(lease, now), looks)
         });
         let Some((hold, lease, looks)) = renewing else {
-            // An alarm for the next hold is set now. The thread that gets the next hold then does
-            // not have to wake the watchdog to set an alarm.
+            // Set an alarm for the next hold now. Then the thread that gets the next hold does not
+            // have to wake the watchdog for a new alarm.
             if self.expects_hold(now) {
                 self.arm_at(now + RAISE_AFTER);
             }
@@ -257,7 +256,7 @@ impl Renewing<'_> {
     }
 
     /// Marks a renewal as sent, and returns its lease, which the caller must send. Returns `None`
-    /// if there is nothing to send, or if the hold's deadline has passed.
+    /// if no renewal is needed, or if the hold's deadline has passed.
     pub(crate) fn record_sent(self, lease: Option<Duration>, now: u64) -> Option<Duration> {
         let lease = lease.filter(|_| now < self.hold.deadline())?;
         *self.progress = self.progress.after_sending();

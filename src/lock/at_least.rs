@@ -4,14 +4,14 @@
 //! The thread takes two levels. The first level has a fixed lease of the minimum time, so the
 //! server keeps the hold even if this process dies. When the guard is made, the first level is
 //! [left](crate::site::Leaving::ToExpire) to expire, so this process does not release the hold
-//! before the minimum time is over. The second level belongs to the guard. If this level has a
-//! renewed lease, the watchdog renews the hold as soon as the remaining lease is shorter than that
-//! lease. So the lock stays held if the work takes longer than the minimum time.
+//! before the minimum time is over. The second level belongs to the guard. If the second level has
+//! a renewed lease, the watchdog renews the hold as soon as the remaining lease is shorter than the
+//! renewed lease. So the lock stays held if the work takes longer than the minimum time.
 //!
-//! Every error must come before the first level is left to expire, so that the client can undo the
-//! grant. For this reason the thread sends no request between the grant and the moment at which the
-//! first level is left. The request with the long lease is a part of the wait for the lock: the
-//! wait's limit can end the request, and the wait goes on during an outage of the server.
+//! After the first level is left to expire, the client can no longer undo the grant. So every error
+//! must come before that moment, and the thread sends no request between the grant and that moment.
+//! The request for the long lease belongs to the wait for the lock: the wait's limit can end the
+//! request, and the wait continues during an outage of the server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,7 +52,7 @@ impl HeldLock {
         // The second level belongs to the same tenancy. A second call of `take` would begin a new
         // tenancy for an owned guard that reads beside other readers.
         let again = match handle.site.gate.add_level(&tenancy, handle.terms()) {
-            // The first level's lease is long enough, so no request extends it.
+            // The first level's lease is long enough, so the second level needs no request.
             GateOutcome::Reentered(tenancy) if !handle.terms().is_watched() => Some(tenancy),
             entered => handle.reentered(entered)?,
         };

@@ -84,11 +84,11 @@ mod entry;
 /// # The guard during a wait
 ///
 /// A wait releases all levels of the lock, including those of the thread's other guards. After the
-/// wait, the thread has all these levels again, in a new hold. During the wait the guards say
-/// "released". Callbacks given to [`on_lost`](LockGuard::on_lost) stay registered, and are not
-/// called for the wait itself. A fixed lease begins anew after the wait. If the levels have
-/// different leases, the longest lease applies. The guards of a [`FencedLock`] have the higher
-/// token of the new hold.
+/// wait, the thread has all these levels again, in a new hold. During the wait, the state of the
+/// guards is "released". Callbacks that were given to [`on_lost`](LockGuard::on_lost) stay
+/// registered, and are not called for the wait itself. A fixed lease begins anew after the wait. If
+/// the levels have different leases, the longest lease applies. The guards of a [`FencedLock`] have
+/// the higher token of the new hold.
 ///
 /// # The difference to `std::sync::Condvar`
 ///
@@ -253,7 +253,7 @@ impl Condition {
     /// # Blocking
     ///
     /// Blocks as [`wait_for`](Self::wait_for) and [`wait_cancellable`](Self::wait_cancellable) do.
-    /// With a deadline that has passed, the call does not release the lock.
+    /// If the deadline has passed, the call does not release the lock.
     pub fn wait_within<'a>(
         &self,
         guard: &LockGuard<impl Lock + ?Sized>,
@@ -272,15 +272,15 @@ impl Condition {
         if !entry.listen(&wait).map_err(still_held)? {
             return Ok(Waited::TimedOut);
         }
-        // The entry must exist before the thread leaves the lock. If the client sent both the
-        // request for the entry and the release in one packet, the replies might come over two
-        // connections, and the client would not know whether the entry exists. Also, the thread
-        // must still hold the lock if the server refuses the entry.
+        // The server must have the entry before the thread releases the lock. So the client does
+        // not send the request for the entry and the release in one packet: the two replies might
+        // come over two connections, and the client would not know whether the entry exists. Also,
+        // if the server refuses the entry, the thread must still hold the lock.
         let enqueued = {
             let _limited = wait.limits(&site.core);
             let enqueued = entry.enqueue(&tenancy.hold().owner);
             if was_cut() {
-                // The wait ended before the thread left the lock. The request for the entry may
+                // The wait ended before the thread released the lock. The request for the entry may
                 // have reached the server, so the drop of the entry undoes this request.
                 wait.check_cancelled(&site.name).map_err(still_held)?;
                 return Ok(Waited::TimedOut);
@@ -296,8 +296,8 @@ impl Condition {
             }
             Err(trouble) => return Err(still_held(trouble.into_error().of(&site.name))),
         }
-        // From here on a notification finds the entry. No other thread can notify before this
-        // thread leaves the lock.
+        // From here on the thread can be notified: its entry exists. No other thread can notify
+        // before this thread releases the lock.
         let left = site.leave_to_wait(tenancy)?;
         let ended = entry.sleep(&wait).map_err(nothing_held)?;
         let notified = (ended == Ended::Notified).then(|| entry.into_notified());
@@ -403,7 +403,7 @@ impl Condition {
     ) -> Result<Waited, E> {
         let wait = wait.into();
         while condition()? {
-            // The loop checks the condition once more, even after the end of the wait.
+            // Call `condition` once more after the end of the wait.
             if self.wait_within(guard, wait)?.timed_out() {
                 return Ok(Waited::of((!condition()?).then_some(())));
             }
@@ -477,7 +477,7 @@ impl Condition {
         }
         let scripts = ConditionScripts { keys: &self.keys, database: site.core.database() };
         // The number identifies one notification of this client. If the request is sent twice, the
-        // script finds the record of the first copy when it runs the second copy.
+        // script that runs the second copy finds the record of the first copy.
         let number = site.core.id.next_number();
         let notified = scripts.notify(&site.route, &site.name, &tenancy.hold().owner, number, all);
         match notified {

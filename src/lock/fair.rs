@@ -53,7 +53,7 @@ mod tests;
 ///
 /// # Order
 ///
-/// All waiting threads stand in one queue in Redis, in the order in which Redis saw their first
+/// All waiting threads are in one queue in Redis, in the order in which Redis received their first
 /// requests. `try_lock` takes the lock only if no thread waits. A thread that gives up (at a
 /// deadline, a cancel, an error or a panic) leaves the queue at once. Neighbours in the queue that
 /// belong to one process pass the lock to each other without a round trip.
@@ -81,7 +81,7 @@ mod tests;
 ///
 /// # Redisson's clients in the queue
 ///
-/// If Redisson's clients stand in the same queue:
+/// If Redisson's clients are in the same queue:
 ///
 /// - no single wait of a Redisson client may be longer than
 ///   [`redisson_fair_lock_wait_timeout`](crate::ClientBuilder::redisson_fair_lock_wait_timeout) (5
@@ -92,8 +92,8 @@ mod tests;
 ///   redlatch process sends its next keep-alive, at most a second later;
 /// - if Redisson releases the lock while a dead redlatch waiter is first in the queue, the lock is
 ///   idle for at most a second. If the queue has no live redlatch waiter, the lock may be idle
-///   until a lease ends (30 s). Each earlier timed wait of a Redisson client may add 5 minutes, if
-///   that wait ended early;
+///   until a lease ends (30 s). Each earlier timed wait of a Redisson client that ended early may
+///   add 5 minutes to this time;
 /// - if a redlatch process is paused when it gets the lock, and only Redisson's waiters are left,
 ///   these waiters wait until the lease ends or for `fair_wait_timeout`.
 ///
@@ -150,8 +150,8 @@ impl Synchronizer for FairLock {
         (Kind::FairLock, 1)
     }
 
-    /// If the thread holds the lock, it takes another level. A thread that may wait joins the
-    /// newcomers, for which no request was sent yet. A thread that may not wait asks the server for
+    /// If the thread holds the lock, it takes another level. A thread that may wait becomes a
+    /// newcomer, for which no request was sent yet. A thread that may not wait sends a request for
     /// itself alone.
     fn enter(&self, claim: &Claim<'_, Terms>) -> Result<EnterOf<Self>, Error> {
         let waits = claim.wait.blocks();
@@ -177,8 +177,8 @@ impl Synchronizer for FairLock {
         }))
     }
 
-    /// Makes the entry of a thread that leads the newcomers, because it was the first newcomer or
-    /// because the previous leader has left.
+    /// Makes the entry of a thread that leads the newcomers. The thread was the first newcomer, or
+    /// the previous leader has left.
     fn request_state(
         &self,
         claim: &Claim<'_, Terms>,
@@ -210,10 +210,10 @@ impl Synchronizer for FairLock {
         lead.request_state.ask_once()
     }
 
-    /// Returns `None` for the reasons in [`lock/hooks.rs`](crate::lock::hooks). Also returns `None`
-    /// if a hold was passed to the thread but its lease ended while the thread slept. The thread
-    /// then asks the server under a new owner. The thread's old entry is gone, or the release of
-    /// the lost hold removes that entry.
+    /// Returns `None` for the reasons in [`lock/hooks.rs`](crate::lock::hooks), and if a hold was
+    /// passed to the thread but its lease ended while the thread slept. In the latter case the
+    /// thread then asks the server under a new owner. Its old entry is gone, or the release of the
+    /// lost hold removes it.
     fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<FairQueue>>,
@@ -231,9 +231,8 @@ impl Synchronizer for FairLock {
                 }
                 is_held
             }
-            // While this thread A asked the server, another thread B passed a hold to A. Then a
-            // forced unlock revoked the passed hold: otherwise the server could not have granted
-            // another hold to A.
+            // While this thread A asked the server, another thread B passed a hold to A. The server
+            // has granted another hold to A, so a forced unlock must have revoked the passed hold.
             Some(passed) => {
                 site.lose_hold(&passed.hold(), LostReason::Revoked);
                 false

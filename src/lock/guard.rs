@@ -30,8 +30,8 @@ use crate::waiting::Wait;
 /// Dropping the guard sends the release and does not wait for the server. If the release fails, the
 /// client logs the error and tries again in the background. [`unlock`](Self::unlock) waits for the
 /// server, and returns the error. If another process had handed the lock to this process, the next
-/// call over the same connection first waits for the reply to the release. So the waiting processes
-/// get the lock before the server runs that call.
+/// call over the same connection first waits for the reply to the release. So the server hands the
+/// lock to the next process before it runs that call.
 ///
 /// ```no_run
 /// use std::thread;
@@ -65,10 +65,10 @@ pub struct LockGuard<L: ?Sized = dyn Lock, O = OfThread> {
 /// A guard that belongs to no thread, for thread pools and async runtimes. The guard can be sent to
 /// another thread and dropped there. [`Lock::lock_owned`] returns such a guard.
 ///
-/// A thread that has an owned guard does not count as the lock's holder. `hold_count` does not
-/// count the guard, and `Lock::unlock` does not release it. A call of `lock()` or `lock_owned()` on
-/// any thread waits until the guard is dropped. **So a thread that has this guard and calls
-/// `lock()` waits for itself.** If no other thread drops the guard, the thread waits for ever.
+/// A thread that has an owned guard is not the lock's holder. `hold_count` does not count the
+/// guard, and `Lock::unlock` does not release it. A call of `lock()` or `lock_owned()` on any
+/// thread waits until the guard is dropped. **So a thread that has this guard and calls `lock()`
+/// waits for itself.** If no other thread drops the guard, the thread waits for ever.
 ///
 /// The watchdog renews the lease for as long as the guard lives. A leaked guard
 /// ([`std::mem::forget`]) keeps the lock until [`Client::shutdown`](crate::Client::shutdown), but
@@ -126,8 +126,8 @@ impl GuardOwner for OfThread {
     }
 }
 
-/// An owned guard takes the lock under a placeholder `Thread`, which equals no real thread. Because
-/// of the placeholder, no thread can add a level to the hold, and the holder never counts as dead.
+/// An owned guard takes the lock under a placeholder `Thread`, which equals no real thread. So no
+/// thread can add a level to the hold, and the client never takes the holder for dead.
 impl GuardOwner for OfGuard {
     fn thread() -> Arc<Thread> {
         Thread::placeholder()
@@ -438,8 +438,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
         let result = work(&self)?;
         let core = each!(&self.held, held => Arc::clone(held.core()));
         match self.unlock() {
-            // In a forked child, the lock still belongs to the parent. The child must not write to
-            // the log.
+            // In a forked child, the lock still belongs to the parent, and the child must not write
+            // to the log.
             Err(error)
                 if matches!(
                     error.kind(),

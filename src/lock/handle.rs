@@ -109,7 +109,7 @@ impl Handle {
     }
 
     /// Returns an error if the thread holds the lock and the handle is not re-entrant. Only the
-    /// thread itself takes its levels, so the result stays true until the thread enters the gate.
+    /// thread itself takes its levels, so the result is still true when the thread enters the gate.
     #[inline]
     pub(crate) fn check_level(&self, thread: &Thread) -> Result<(), Error> {
         if self.is_reentrant {
@@ -127,7 +127,7 @@ impl Handle {
     }
 
     /// Finishes `enter` for a thread that found its own tenancy or an expired hold in the seat.
-    /// Returns `None` if the thread must enter the gate again.
+    /// After `None`, the thread must enter the gate again.
     #[inline]
     pub(crate) fn reentered(&self, entered: GateOutcome) -> Result<Option<Arc<Tenancy>>, Error> {
         match entered {
@@ -159,8 +159,8 @@ impl Handle {
         let (site, terms) = (&self.site, self.terms());
         match terms.fixed_lease() {
             Some(lease) if tenancy.lease_left() < lease => return self.lengthen(tenancy, lease),
-            // The watchdog must renew the lease from now on. (Earlier threads of the hold that
-            // wanted renewals may have left.)
+            // The watchdog must renew the lease from now on. (Earlier readers that wanted renewals
+            // may have left.)
             None if site.mode == Mode::Read => site.arm_for(tenancy, terms.lease()),
             None if tenancy.hold().terms != terms => site.arm(),
             Some(_) | None => {}
@@ -206,7 +206,7 @@ impl Handle {
         }
     }
 
-    /// Takes the lock away from its holder. `send` sends the request of this kind of lock.
+    /// Takes the lock away from its holder. `send` sends the request for this kind of lock.
     pub(crate) fn force_unlock(
         &self,
         send: impl FnOnce() -> Result<bool, Trouble>,

@@ -23,20 +23,21 @@ use crate::waiting::Wait;
 /// One level of a hold. The level ends only once. Nothing in this type depends on the calling
 /// thread.
 pub struct HeldLock {
-    /// The tenancy in which the thread took the level. This field is dropped before `handle`, which
-    /// keeps the client alive, because the drop may send a request.
+    /// The tenancy in which the thread took the level. This field is dropped before `handle`,
+    /// because its drop may send a request, and `handle` keeps the client alive.
     tenancy: Arc<Tenancy>,
     pub(crate) handle: Handle,
     /// The level that this guard ends. `None` means the level that the tenancy's thread took last.
     level: Option<HoldLevel>,
-    /// The end of the level according to [`clock`], if the guard has extended the level. Zero if
-    /// the guard has not extended the level, or if the level ends with the hold. Written under the
-    /// gate's mutex.
+    /// The end of the level on [`clock`], if the guard has extended the level. Zero if the guard
+    /// has not extended the level, or if the level ends with the hold. The gate's mutex must be
+    /// locked to write this field.
     extended: AtomicU64,
-    /// Whether the level was released, left to expire, or handed over. Then the drop does nothing.
+    /// Whether the level was released, left to expire, or handed over. If so, the drop does
+    /// nothing.
     is_ended: bool,
-    /// The earlier level that keeps the lock taken for [`at_least`](Self::at_least) a time, and the
-    /// end of that time. The level of this guard lies above the minimum level.
+    /// The minimum level, which keeps the lock taken for [at least](Self::at_least) a time, and the
+    /// end of that time. The thread took this level before the level of the guard.
     minimum_level: Option<Box<(Self, u64)>>,
 }
 
@@ -65,14 +66,14 @@ impl HeldLock {
         self.level.map(|level| level.moved(self.extended.load(Ordering::Relaxed)))
     }
 
-    /// Puts this level above `minimum_level`. The two levels end together unless the minimum level
-    /// is [left to expire](Self::leave_minimum_level).
+    /// Puts this level above `minimum_level`. If the minimum level is not [left to
+    /// expire](Self::leave_minimum_level), the two levels end together.
     pub(super) fn with_minimum_level(mut self, minimum_level: Self, until: u64) -> Self {
         self.minimum_level = Some(Box::new((minimum_level, until)));
         self
     }
 
-    /// Leaves the minimum level to expire. The caller does this when all locks that are taken
+    /// Leaves the minimum level to expire. The caller calls this when all locks that it takes
     /// together are granted. (If the lock is already lost, this does nothing, and the guard reports
     /// the loss.)
     pub(super) fn leave_minimum_level(&mut self) {
@@ -99,8 +100,8 @@ impl HeldLock {
         self.tenancy.remaining()
     }
 
-    /// Returns how long this level alone certainly keeps the lock. (Another thread may keep a
-    /// shared hold for longer, but may leave at any moment.)
+    /// Returns how long this level alone certainly keeps the lock. (Another thread that shares the
+    /// hold may keep it longer, but may leave at any moment.)
     fn level_remaining(&self) -> Duration {
         #[cfg(soak_mutants)]
         if mutants::is("a reader that counts the leases of others") {
@@ -122,7 +123,8 @@ impl HeldLock {
             }
             HoldState::Held | HoldState::Unconfirmed => {
                 // The level's remaining time is read before the hold's remaining time. So if only
-                // the level's time is zero, the level certainly ended before the hold.
+                // the level's remaining time is zero, the level ended while the hold was still
+                // held.
                 let level_remaining = self.level_remaining();
                 let is_enough = |rest: Duration| !rest.is_zero() && rest >= slack;
                 if level_remaining >= slack
@@ -134,7 +136,7 @@ impl HeldLock {
                 }
                 let hold_remaining = self.hold_remaining();
                 if hold_remaining.is_zero() {
-                    // The hold ended after this call had read its state.
+                    // The hold ended after this call had read the hold's state.
                     return self.check(slack);
                 }
                 let remaining = level_remaining.min(hold_remaining);
@@ -200,8 +202,8 @@ impl HeldLock {
         Ok(leave_all(&levels))
     }
 
-    /// Leaves the hold to expire. The lease may be long, so no step may fail after the hold was
-    /// left. (If raising the hold fails, the drop of this level releases the hold.)
+    /// Leaves the hold to expire. The lease may be long, so every step that may fail comes before
+    /// the hold is left. (If raising the hold fails, the drop of this level releases the hold.)
     pub(super) fn leave_to_expire(self) -> Result<(), Error> {
         self.raise()?;
         self.leave_raised()
@@ -213,8 +215,8 @@ impl HeldLock {
         self.unless_lost(self.handle.site.raise_to_keep(&self.tenancy))
     }
 
-    /// Returns the outcome of a request for a longer lease. A loss takes precedence over a failed
-    /// request.
+    /// Returns the outcome of a request for a longer lease. If the lock is lost and the request
+    /// failed, returns the loss.
     fn unless_lost(&self, requested: Result<(), Error>) -> Result<(), Error> {
         self.check(Duration::ZERO).map_err(|error| {
             let is_unknown = requested.as_ref().is_err_and(Error::outcome_unknown);
@@ -238,7 +240,7 @@ impl HeldLock {
         if extended.is_ok()
             && let Some(level) = self.level
         {
-            // While threads share the hold, each thread's level has its own end.
+            // If threads share the hold, each thread's level has its own end.
             site.gate.with_seat(|seat| {
                 let level = level.moved(self.extended.load(Ordering::Relaxed));
                 if let Some(longer) = seat.and_then(|it| it.lengthen(&self.tenancy, level, until)) {
@@ -255,8 +257,8 @@ impl HeldLock {
         if self.tenancy.lease_left() >= lease {
             return Ok(());
         }
-        // The guard's thread may be about to release the lock. From here on, that thread does not
-        // pass the hold to another thread, because a hold with an extended lease is never passed.
+        // The guard's thread may be about to release the lock. From here on, it does not pass the
+        // hold to another thread, because a hold with an extended lease is never passed.
         let is_seated = site.gate.with_seat(|seat| {
             let is_seated = seat.is_some_and(|seat| seat.has(&self.tenancy));
             is_seated.then(|| hold.asks_for(lease)).is_some()

@@ -42,7 +42,7 @@ pub(super) fn acquire_of(
     thread: &Arc<Thread>,
     wait: Wait<'_>,
 ) -> Result<Option<Arc<Tenancy>>, Error> {
-    // This check returns the errors that come before any request: an unusable name or lease, a
+    // This check returns the errors for which no request is needed: an unusable name or lease, a
     // client that was shut down, a forked process, a cancelled token, or another level through a
     // non-reentrant handle.
     handle.check(thread, &wait)?;
@@ -51,7 +51,8 @@ pub(super) fn acquire_of(
     let claim = Claim { thread, need: handle.need(), wait };
     let acquired = waiting::acquire(&Hooks { handle, together }, (core, name), &claim);
     if !matches!(acquired, Ok(Some(_))) {
-        // A thread that waited may have left the queue.
+        // A thread that waited may have left the queue, so the holder's callbacks need the new
+        // state.
         handle.sites().for_each(|site| site.update_wanted());
     }
     acquired
@@ -106,8 +107,7 @@ impl Synchronizer for Hooks<'_, '_> {
         }
     }
 
-    /// Ends holds whose deadlines have passed. Usually the wheel ends such holds, but the wheel may
-    /// be late.
+    /// Ends holds whose deadlines have passed. Usually the watchdog does this, but it may be late.
     fn end_expired_holds(&self) {
         for site in self.handle.sites() {
             if let Some(hold) = site.gate.expired() {
@@ -185,10 +185,10 @@ impl Synchronizer for Hooks<'_, '_> {
         entry.ask(listening, site, claim, None)
     }
 
-    /// Returns `None` in three cases. In the first case, the lease has ended since the grant. In
-    /// the second case, this process sent the request for the grant before it received the answer
-    /// to its own forced unlock, and that unlock may have ended the grant. In the third case, a
-    /// hold of the name's fair lock has the seat, and the server does not have the granted hold.
+    /// Returns `None` in three cases. First, the lease has ended since the grant. Second, this
+    /// process sent the request for the grant before it received the answer to its own forced
+    /// unlock, and the forced unlock may have ended the grant. Third, a hold of the name's fair
+    /// lock has the seat, and the server does not have the granted hold.
     fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<Site>>,

@@ -75,9 +75,9 @@ mod votes;
 /// because a lock that the thread already holds when it takes a `MultiLock` is outside this order.
 ///
 /// If many threads call [`try_lock`](Self::try_lock) at the same time while no other thread holds a
-/// part, exactly one of them gets all parts. `try_lock` also returns [`NotTaken`] while another
-/// thread of this process asks the server for one of the parts alone, even if that thread does not
-/// get the part.
+/// part, exactly one of them gets all parts. There is one exception: `try_lock` also returns
+/// [`NotTaken`] while another thread of this process asks the server for one of the parts alone,
+/// even if that thread does not get the part.
 ///
 /// Redisson's `RedissonMultiLock` takes its parts in the order of the list. In Redisson programs
 /// that share parts with a `MultiLock`, list the parts in the order of their names' bytes. If the
@@ -92,8 +92,8 @@ mod votes;
 ///   `FencedLock` or a `WriteLock`,
 /// - in a cluster, their names are in one slot, as `{account}:3` and `{account}:7` are,
 /// - their leases are equally long, and the watchdog renews them,
-/// - only for taking the parts: no other thread holds a part or waits for a part, this thread holds
-///   no part, and [`replica_acks`](crate::ClientBuilder::replica_acks) is not set.
+/// - only for taking the parts: no other thread holds or waits for a part, this thread holds no
+///   part, and [`replica_acks`](crate::ClientBuilder::replica_acks) is not set.
 ///
 /// If one of these conditions is not met, each part costs one round trip to take and one round trip
 /// to release. If another thread has a part, the request for all parts fails and costs one more
@@ -104,9 +104,10 @@ mod votes;
 /// # The methods
 ///
 /// - A method that takes the `MultiLock` returns the errors of [`Lock::lock`] for its parts. The
-///   error has the name of that part and its server's address, and the call has taken nothing. The
-///   method also fails with [`ResponseTimeout`](ErrorKind::ResponseTimeout) if a taken part was
-///   lost several times during the wait for later parts. A time limit is for all parts together.
+///   error contains the name of the failed part and its server's address, and the call has taken
+///   nothing. The method also fails with [`ResponseTimeout`](ErrorKind::ResponseTimeout) if a taken
+///   part was lost several times during the wait for later parts. A time limit is for all parts
+///   together.
 /// - [`unlock`](Self::unlock) releases the calling thread's last level of each part. If the thread
 ///   does not hold one of the parts, `unlock` returns an error, but releases the other parts.
 /// - [`force_unlock`](Self::force_unlock) takes every part away from its holder.
@@ -141,7 +142,8 @@ own_verbs!(
     "One round trip for all parts, or [one for each](MultiLock#what-it-costs)"
 );
 
-/// The number of times that the earlier parts may be lost during the wait for the later parts.
+/// The wait fails after the earlier parts were lost this many times during the wait for the later
+/// parts.
 const MOST_LOST: u32 = 3;
 
 impl MultiLock {
@@ -183,10 +185,9 @@ impl MultiLock {
     /// A call asks all servers at the same time, each on a short-lived thread. The call waits for
     /// each server for a fiftieth of the lease (at least 50 ms, and longer for a distant server).
     /// The call has the lock if more than half of the servers have granted their part and these
-    /// leases have not ended. Without such a majority, the call releases all parts and tries again
-    /// after a random time, so waiters have no order. A lease counts from the moment before its
-    /// request was sent. To allow for clock drift, the call subtracts a hundredth of the lease and
-    /// 2 ms.
+    /// leases have not ended. Otherwise the call releases all parts and tries again after a random
+    /// time, so the waiters have no order. A lease counts from the moment before its request was
+    /// sent. To allow for clock drift, the call subtracts a hundredth of the lease and 2 ms.
     ///
     /// The watchdog renews each part. [`remaining`](MultiLockGuard::remaining) returns how long a
     /// majority of the parts is held. When less than a majority is left, the guard reports the loss
@@ -195,9 +196,9 @@ impl MultiLock {
     /// round trip, and releasing it costs one round trip.
     ///
     /// If a server has lost its part, the client does not take that part again, because the server
-    /// may have granted the part to another thread in the meantime. A hold loses its part on each
-    /// server that restarts without persistence. So a rolling restart of most servers ends a long
-    /// hold.
+    /// may have granted the part to another thread in the meantime. A server that restarts without
+    /// persistence loses its part of a hold. So if most servers are restarted one after the other,
+    /// a long hold ends.
     ///
     /// # Guarantee
     ///
@@ -314,9 +315,8 @@ impl MultiLock {
     }
 
     /// Runs `ask` for each part. For a quorum, runs `ask` for all parts at the same time. If a part
-    /// fails, returns its error. For a quorum, the other answers may be enough without the failed
-    /// part: if `counts` is true for a majority of the servers, or if the missing answers cannot
-    /// make `counts` true for a majority.
+    /// fails, returns its error. A quorum ignores the error if the other answers decide the result:
+    /// `counts` is true for a majority of the servers, or cannot become true for a majority.
     fn ask<T: Send>(
         &self,
         ask: impl Fn(&Arc<dyn Part>) -> Result<T, Error> + Sync,
@@ -381,7 +381,7 @@ impl MultiLock {
         thread: &Arc<Thread>,
         wait: &Wait<'_>,
     ) -> Result<Option<GuardLevels>, Error> {
-        // If a part is not usable, the error must come before the first part is taken.
+        // If a part is not usable, the call must return the error before it takes the first part.
         for part in &*self.parts {
             part.handle().check(thread, wait).map_err(|error| self.failed(part, error))?;
         }
@@ -528,15 +528,15 @@ fn parts(
     Ok(parts)
 }
 
-/// Returns the rank of a part in the order of taking. The name comes first, because it is the same
-/// in all processes, while an address may differ. A failover does not change the rank.
+/// Returns the rank of a part in the order of taking. The name comes first, because all processes
+/// use the same name, while the address may differ. A failover does not change the rank.
 fn rank(part: &Arc<dyn Part>) -> (Arc<str>, String, i64) {
     let site = &part.handle().site;
     (Arc::clone(&site.name), site.core.lasting_address(), site.core.database())
 }
 
-/// Whether both parts are the same key in Redis. A thread that took both parts through different
-/// clients would wait for its own hold, which has another owner.
+/// Whether both parts are the same key in Redis. If a thread took both parts through different
+/// clients, it would wait for its own hold, which has another owner.
 fn is_same(one: &dyn Part, other: &dyn Part) -> bool {
     let (one, other) = (&one.handle().site, &other.handle().site);
     *one.name == *other.name

@@ -43,15 +43,15 @@ pub(super) use self::pair::Pair;
 /// # Waiting
 ///
 /// Readers wait for a writer, and a writer waits for all readers and for another writer. Waiting
-/// processes stand in one queue, in the order in which they began to wait, so no thread starves.
-/// **A reader that comes while a writer waits queues behind the writer**, even if other threads
-/// read. When the lock goes to a reader, all readers in the queue between it and the next writer
+/// processes are in one queue, in the order in which they began to wait, so no thread starves. **A
+/// reader that comes while a writer waits queues behind the writer**, even if other threads read.
+/// When the lock goes to a reader, all readers in the queue between this reader and the next writer
 /// get the lock, too. The threads of one process queue by the same rules. A thread that already
 /// holds the lock overtakes all waiters.
 ///
 /// The reading threads of a process share one hold. For a turn of at most 3 ms, a new reader joins
-/// other readers of its process without a request. After the turn, one thread asks the server, and
-/// if no writer waits, the next turn begins.
+/// other readers of its process without a request. After the turn, one thread asks the server. If
+/// no writer waits, the next turn begins.
 ///
 /// # Upgrade and downgrade
 ///
@@ -69,12 +69,12 @@ pub(super) use self::pair::Pair;
 ///
 /// # Leases of readers
 ///
-/// If a reader with a fixed lease ([`ReadLock::with_lease`]) joins other readers of its process,
-/// the reader shares their hold. The reader holds the lock at least for its own lease, and
+/// If a reader with a fixed lease ([`ReadLock::with_lease`]) joins other readers of its process, it
+/// shares their hold. The reader holds the lock at least for its own lease, and
 /// [`check`](crate::LockGuard::check) promises no more than this lease. When a reader leaves, the
-/// hold lasts until the latest end of the other readers' leases. A fixed lease therefore limits a
-/// reader that hangs, even if other readers come and go. If the process is killed, the server keeps
-/// the hold until the longest lease of its readers ends. If the hold is lost, the guards of all its
+/// hold lasts until the latest end of the other readers' leases. So if a reader hangs, its fixed
+/// lease ends even if other readers come and go. If the process is killed, the server keeps the
+/// hold until the longest lease of its readers ends. If the hold is lost, the guards of all its
 /// readers report the loss.
 ///
 /// **If Redisson's clients also read, keep every lease and the

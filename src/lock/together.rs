@@ -3,16 +3,16 @@
 //!
 //! ```text
 //! lead at the first lock's gate, as for one lock     (this thread may have to wait there)
-//! lead at each other lock's gate, without a wait     (if a thread is there: ask one by one)
+//! lead at each other lock's gate, without a wait     (if another thread leads: ask one by one)
 //! ask for all locks: taken                           admit each, in order
 //!                    not taken                       leave the other gates, ask for the first lock
 //! ```
 //!
-//! The request takes all locks or none. If the request takes no lock, this thread waits at the
-//! first gate alone, as after a request for the first lock. While this thread waits at the first
-//! gate, other threads of this process can take and release the other locks. If the request got no
-//! reply and may have run, each lock's entry gives back the grant that the server may have made, as
-//! after a request for that lock alone.
+//! The request takes all locks or none. If it takes none, this thread waits only at the first gate,
+//! as after a request for the first lock alone. In the meantime, other threads of this process can
+//! take and release the other locks. If the request got no reply and may have run, each lock's
+//! entry gives back the grant that the server may have made, as after a request for that lock
+//! alone.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -40,9 +40,9 @@ pub(crate) struct Together<'a> {
     granted: Cell<Option<Arc<Tenancy>>>,
 }
 
-/// A lock that the request for all locks has taken. The lock's hold is not in a seat yet. If the
-/// thread does not acquire this lock, the drop of `leadership` hands the lock's queue entry to the
-/// next leader, or gives the lock back.
+/// A lock that the request for all locks has taken. Its hold is not in a seat yet. If the thread
+/// does not acquire this lock, the drop of `leadership` hands the lock's queue entry to the next
+/// leader, or gives the lock back.
 struct Taken<'a> {
     leadership: LeadershipGuard<'a, Arc<Site>>,
     tenancy: Arc<Tenancy>,
@@ -50,8 +50,8 @@ struct Taken<'a> {
 
 impl<'a> Together<'a> {
     /// Lists the locks in the order in which the call acquires them. Returns `None` if one request
-    /// cannot or must not take all of them: for example, if their leases differ, or if replicas
-    /// must acknowledge each grant.
+    /// cannot or must not take all of them. For example, their leases may differ, or replicas must
+    /// acknowledge each grant.
     pub(super) fn of(parts: &'a [Arc<dyn Part>]) -> Option<Self> {
         let [first, ..] = parts else { return None };
         let terms = first.handle().terms();
@@ -102,16 +102,16 @@ impl<'a> Together<'a> {
     }
 
     /// Gives back all taken locks that come after the lock L that is being acquired. This thread A
-    /// has lost L before L's gate admitted it, and is about to wait for L. If A kept a later lock
-    /// or led at a later gate, A could deadlock with a thread B that now has L and waits for the
-    /// later lock.
+    /// has lost L before L's gate admitted it, and is about to wait for L. Another thread B may now
+    /// have L and wait for a later lock. If A kept the later lock or led at its gate, A and B would
+    /// wait for each other for ever.
     pub(super) fn give_back_later_locks(&self) {
         drop(self.taken.take());
     }
 
     /// Sends one request for the lock that is being acquired and all later locks. The thread leads
-    /// at the gate of the lock that is being acquired. Returns `None` if the thread must ask for
-    /// this lock alone.
+    /// at the gate of the lock that is being acquired. Returns `None` if the thread must send a
+    /// request for this lock alone.
     pub(super) fn ask(
         &self,
         site: &Arc<Site>,

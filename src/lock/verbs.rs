@@ -114,7 +114,7 @@ macro_rules! own_verbs {
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, " if it is free.")]
-                /// With a deadline that has passed, the call tries once.
+                /// If the deadline has passed, the call tries once.
                 pub fn try_lock_until(&self, deadline: Instant) -> Result<Attempt<$guard>, Error> {
                     LockGuard::try_take(self, deadline.into())
                 }
@@ -157,7 +157,7 @@ macro_rules! own_verbs {
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, " if it is free.")]
-                /// With a deadline that has passed, the call tries once.
+                /// If the deadline has passed, the call tries once.
                 pub fn lock_within(&self, wait: Wait<'_>) -> Result<Attempt<$guard>, Error> {
                     LockGuard::try_take(self, wait)
                 }
@@ -236,7 +236,7 @@ macro_rules! own_verbs {
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, " if it is free.")]
-                /// With a deadline that has passed, the call tries once.
+                /// If the deadline has passed, the call tries once.
                 pub fn try_lock_owned_until(
                     &self,
                     deadline: Instant,
@@ -276,7 +276,7 @@ macro_rules! own_verbs {
                 /// # Blocking
                 ///
                 #[doc = concat!($trips, " if it is free.")]
-                /// With a deadline that has passed, the call tries once.
+                /// If the deadline has passed, the call tries once.
                 pub fn lock_owned_within(&self, wait: Wait<'_>) -> Result<Attempt<$owned>, Error> {
                     LockGuard::try_take(self, wait)
                 }

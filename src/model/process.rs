@@ -23,7 +23,7 @@ impl Process {
         Self { session: Session::model(Arc::clone(&core)), core, subscriber }
     }
 
-    /// Runs `work` in a thread, which then reads the replies for which other threads may wait.
+    /// Runs `work` in a thread. The thread then reads the replies for which other threads may wait.
     pub(crate) fn spawn(&self, work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
         let core = Arc::clone(&self.core);
         thread::spawn(move || {

@@ -13,8 +13,8 @@ use crate::scripts::{Chain, ChainClock};
 /// The time in which each waiting process should get one turn.
 const ROUND: u64 = 20_000_000;
 const SHORTEST_TURN: u64 = 1_000_000;
-/// The maximum length of a turn. When it has passed since the server's grant, no thread passes the
-/// lock on.
+/// The maximum length of a turn. When this time has passed since the server's grant, no thread
+/// passes the lock on.
 const LONGEST_TURN: u64 = 10_000_000;
 /// For this time after the grant, threads may join a shared hold without a request.
 const JOINED: u64 = 3_000_000;

@@ -28,10 +28,9 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
-    /// Removes and returns the next thread in the hold's line, if that thread may have the hold
-    /// now. The terms must be equal, and the hold must be younger than [`FRESH`]. If the next
-    /// thread may not have the hold, that thread and all threads behind it wait for a grant from
-    /// the server.
+    /// Removes and returns the next thread in the hold's line, if it may have the hold now. The
+    /// terms must be equal, and the hold must be younger than [`FRESH`]. If the next thread may not
+    /// have the hold, it and all threads behind it wait for a grant from the server.
     pub(super) fn next(&mut self, hold: &Hold, now: u64) -> Option<Arc<QueuedThread>> {
         let line = hold.line.as_ref()?;
         if now.saturating_sub(hold.asked.at) > FRESH {
@@ -129,9 +128,9 @@ impl QueuedThread {
     /// client gives the grant back.
     ///
     /// This method must check for a pass under the inbox's mutex. Without the mutex, the subscriber
-    /// thread could find no pass, the thread could then get a hold and read its inbox for the last
-    /// time, and only then would the subscriber thread add the grant. No thread would use that
-    /// grant, and the lock would stay taken until the grant's lease ended.
+    /// thread could find no pass. The waiting thread could then get a hold and read its inbox for
+    /// the last time, before the subscriber thread adds the grant. No thread would use that grant,
+    /// and the lock would stay taken until the grant's lease ended.
     pub(crate) fn wake_with(&self, put: impl FnOnce(&mut Inbox<Followers>)) -> bool {
         let mut inbox = self.inbox.lock();
         if inbox.got_pass {

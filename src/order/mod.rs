@@ -27,10 +27,9 @@
 //! A hold in the seat may be over or lost (`Expired`). No thread enters an expired hold or passes
 //! it on, and the thread that detects the end vacates the seat.
 //!
-//! The state has the progress of the hold's renewal (`RenewalProgress`): done, sent or failed.
-//! `Renewing::begins` marks the renewal as sent, and `Leaseholder::renewed` records the answer. A
-//! pass to another thread does not change the progress. If the last renewal failed, no thread
-//! passes the hold on.
+//! The hold's renewal is done, sent or failed (`RenewalProgress`): `Renewing::begins` marks the
+//! renewal as sent, and `Leaseholder::renewed` records the answer. A pass to another thread does
+//! not change this. If the last renewal failed, no thread passes the hold on.
 //!
 //! `Side::forced` counts this process's forced unlocks. If a leader sent its request before the
 //! last forced unlock, `admit` returns `NotHeld`, even if the server granted the hold. The leader
@@ -50,11 +49,10 @@
 //! ```
 //!
 //! While a thread writes, no other thread of the process reads. The server never grants the lock to
-//! a writer while readers hold the lock. So if a writer gets its seat while other threads are in
-//! the readers' seat, these readers have lost their hold. At the end of the readers' turn, one
-//! thread asks the server whether other processes wait. If none waits, another turn begins. A
-//! reader that comes after a writer never overtakes that writer, in this process or in another
-//! process.
+//! a writer while readers hold it. So if a writer gets its seat while other threads are in the
+//! readers' seat, these readers have lost their hold. At the end of the readers' turn, one thread
+//! asks the server whether other processes wait. If none waits, another turn begins. A reader that
+//! comes after a writer never overtakes it, in this process or in another process.
 //!
 //! The leadership is never lost: while the queue is not empty, the seat is taken or a thread leads.
 //! A leader that gives up transfers the leadership.
@@ -165,8 +163,7 @@ impl<I> Order<I> {
             };
         }
         let readers = self.readers.as_ref().and_then(|readers| readers.seat.as_ref());
-        // If the thread does not want to wait, it sends no request while threads of this process
-        // read.
+        // A thread that does not want to wait sends no request while threads of this process read.
         let may_lead = waits || readers.is_none_or(|seat| !seat.tenancy.is_held_at(now));
         if self.alone.seat.is_some() || !may_lead {
             return GateOutcome::Occupied;
@@ -276,7 +273,6 @@ impl<I> Order<I> {
     /// from now on finds the seat taken. (A leader that reads keeps its leadership, to let more
     /// readers in, and passes `None` here.) `gone` is a hold that the server no longer has,
     /// according to the caller.
-    /// no longer has.
     #[inline]
     pub(crate) fn admit(
         &mut self,
@@ -358,8 +354,7 @@ impl<I> Order<I> {
     /// released the mutex.
     ///
     /// The re-entrant and the fair handles of a name share one seat. A hold from a fair handle goes
-    /// to the next thread of its line (`Hold::line`). Any other hold goes to the first thread in
-    /// the queue.
+    /// to the next thread of its line (`Hold::line`), and any other hold to the first waiter.
     fn pass(&mut self, left: &Seat, hold: &Arc<Hold>, now: u64) -> Option<[Wake; 2]> {
         let next = |thread: &Arc<Thread>| {
             // The leaving thread's tenancy steps down before the next thread can see the pass. From
@@ -390,9 +385,8 @@ impl<I> Order<I> {
     /// leaving writer continues to read, its write hold is not passed on.
     fn may_pass(&self, hold: &Hold, now: u64) -> bool {
         let mode = hold.owner.mode();
-        // While an adopted hold has the seat, a leader may have an entry in Redis's queue. The
-        // leader must get the lock before the threads in this process's queue, so the hold is not
-        // passed to them.
+        // While an adopted hold has the seat, a leader may have an entry in Redis's queue. It must
+        // get the lock before the threads in this process's queue, so no pass is possible.
         self.alone.cohort.may_pass(now)
             && !self.queue.is_led()
             && self.queue.first().is_some_and(|first| {

@@ -54,14 +54,14 @@ pub(crate) use self::site::SemaphoreSite;
 ///
 /// # Leases
 ///
-/// Permits have no leases, as in Redisson: **if a process dies, its permits are lost**, until a
-/// program adds new ones. The permits of an [`ExpirableSemaphore`](crate::ExpirableSemaphore) are
-/// free again when their leases end.
+/// Permits have no leases, as in Redisson: **if a process dies, its permits are lost** until a
+/// program adds new permits. The permits of an [`ExpirableSemaphore`](crate::ExpirableSemaphore)
+/// are free again when their leases end.
 ///
 /// # Fairness
 ///
 /// Threads of one process get permits in the order of arrival. If one permit is free and the first
-/// waiting thread needs two, a later thread that needs one waits, too. Processes take turns: the
+/// waiting thread needs two, a later thread that needs one also waits. Processes take turns: the
 /// threads of a process pass permits to each other only for a short time. If other processes wait,
 /// the threads of a process together take no more than the process's share of the free permits.
 /// With one other process, this share is half of the free permits.
@@ -76,19 +76,19 @@ pub(crate) use self::site::SemaphoreSite;
 ///
 /// # After a failover
 ///
-/// A replica that becomes the master may lack the latest requests. So that the semaphore keeps its
-/// size, each client repeats its acquires and releases of the last 10 s if the new master lacks
-/// them. (A client remembers up to 10,000 requests of a semaphore, and 200,000 requests in all. If
-/// the server has lost the semaphore and a program has made a new one, clients repeat no requests.)
-/// For a moment, more permits may be taken than the semaphore has.
+/// A replica that becomes the master may lack the latest requests. To keep the semaphore's size,
+/// each client repeats its acquires and releases of the last 10 s if the new master lacks them. (A
+/// client remembers up to 10,000 requests of a semaphore, and 200,000 requests in all. If the
+/// server has lost the semaphore and a program has made a new one, clients repeat no requests.) For
+/// a moment, more permits may be taken than the semaphore has.
 ///
 /// A failover may lose changes by clients that have ended, by Redisson's clients, by
 /// [`set_permits`](Self::set_permits) and by [`drain_permits`](Self::drain_permits). If the clocks
 /// of the two servers differ by a minute or more, a failover may lose all latest changes. So at
-/// each failover the client logs a `WARN` that names the semaphores in use. At a time when no
-/// permit is taken, compare [`available_permits`](Self::available_permits) with the size. With
-/// [`replica_acks`](crate::ClientBuilder::replica_acks), acquires and [`release`](Permit::release)
-/// wait for replicas; a drop does not wait.
+/// each failover the client logs a `WARN` that names the semaphores in use. After such a `WARN`,
+/// compare [`available_permits`](Self::available_permits) with the size at a time when no permit is
+/// taken. With [`replica_acks`](crate::ClientBuilder::replica_acks), acquires and
+/// [`release`](Permit::release) wait for replicas, but a drop does not.
 ///
 /// # In Redis
 ///
@@ -122,10 +122,10 @@ impl Semaphore {
     ///
     /// While a client has a handle or a permit of this name, it makes the semaphore only **once**.
     /// If the semaphore is removed later (by a [`delete`](Self::delete), or because the server lost
-    /// its data), this client waits for permits and logs a warning. The client does not make a new
+    /// its data), this client waits for permits and logs a warning. It does not make a new
     /// semaphore, because it may still use permits of the old semaphore. But another client may
     /// make a new semaphore, and then more than `permits` permits may be in use. To prevent this,
-    /// call `try_set_permits` yourself in place of `with_permits`.
+    /// call `try_set_permits` instead of `with_permits`.
     ///
     /// An existing semaphore is not changed. If more than `permits` of its permits are free, the
     /// client logs this once, at level `WARN`. (The server does not know how many permits are

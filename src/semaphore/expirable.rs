@@ -94,11 +94,11 @@ pub(crate) use self::site::ExpirableSite;
 ///
 /// **Redisson's clients decide by their own clocks** which leases have ended. If the clock of a
 /// Redisson client is ahead of the server's clock, the client ends the leases of other clients too
-/// early, by the difference between the clocks. A redlatch guard loses its permit if this
-/// difference is greater than its remaining lease (at least two thirds of `watchdog_timeout`). The
-/// guard reports the loss at its next renewal. If the clock of a Redisson client is behind, this
-/// client may lose its own permits early. Keep the difference between these clocks much smaller
-/// than a lease.
+/// early, by the difference between the clocks. A redlatch guard has a remaining lease of at least
+/// two thirds of `watchdog_timeout`. If the difference is greater than this, the guard loses its
+/// permit, and reports the loss at its next renewal. If the clock of a Redisson client is behind,
+/// this client may lose its own permits early. Keep the difference between these clocks much
+/// smaller than a lease.
 ///
 /// **Do not use both of the names `x` and `{x}`.** As in Redisson, these two semaphores store their
 /// leases under the same key. At the end of a lease, a permit of one semaphore may be added to the
@@ -390,9 +390,9 @@ impl ExpirableSemaphore {
     /// Gives a permit a new lease, which begins now. If the new lease ends earlier than the old
     /// lease, the server notifies redlatch's waiters, but not Redisson's.
     ///
-    /// Use this for a permit of which you have only the id. If a guard of this client has the
-    /// permit, the call can only extend the lease. Do not shorten the lease of a permit that a
-    /// guard of another process has: that guard would say "held" until its next renewal.
+    /// Use this method for a permit of which you have only the id. If a guard of this client has
+    /// the permit, the call can only extend the lease. If a guard of another process has the
+    /// permit, do not shorten the lease: that guard would report "held" until its next renewal.
     ///
     /// # Errors
     ///
@@ -413,7 +413,7 @@ impl ExpirableSemaphore {
             return if updated { Ok(()) } else { Err(self.no_such_permit()) };
         };
         // The call only extends the lease. If the call shortened the lease during a renewal, the
-        // guard would say "held" for too long.
+        // guard would report "held" for too long.
         let sent_at = clock::now();
         let certain = held.hold.asks_for(lease);
         let (route, owner) = (&site.route, &held.hold.owner);
@@ -422,7 +422,7 @@ impl ExpirableSemaphore {
             renewal::extend(RenewalKind::Permits, route, &site.timeouts, owner, lease, acks);
         let updated = updated.map_err(|trouble| {
             if let Trouble::Unknown(_) = trouble {
-                // At the server, the lease may end later than the guard says.
+                // The lease may end later at the server than the guard reports.
                 held.hold.unconfirm();
                 if held.hold.lost().is_some() {
                     site.release_later(&[held.id], lease);
@@ -528,8 +528,8 @@ impl ExpirableSemaphore {
                 .into_iter()
                 .filter_map(|permit_lease| ExpirablePermit::of(self, permit_lease));
             let guards: Vec<_> = guards.collect();
-            // A shutdown of the client gives back only the permits that it finds. If it did not
-            // find these permits, this check fails, and the drop of `guards` gives them back.
+            // A shutdown of the client gives back only the permits that it finds. If it came too
+            // early for these permits, this check fails, and the drop of `guards` gives them back.
             self.session.core().check(&self.site.name)?;
             if guards.len() == permits as usize {
                 return Ok(Some(guards));

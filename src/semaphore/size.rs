@@ -13,8 +13,8 @@ use crate::scripts::Trouble;
 /// The size that one client's handles want for one semaphore.
 ///
 /// The client makes the semaphore only as long as no request for permits has found it. After such a
-/// request, the client may have taken permits, and a new semaphore would not count these permits.
-/// (If a failover loses the semaphore before such a request, the client makes it again.)
+/// request, the client may have taken permits, and a new semaphore would contain these permits
+/// again. (If a failover loses the semaphore before such a request, the client makes it again.)
 #[derive(Debug, Default)]
 pub(crate) struct Size {
     wanted: OnceLock<u32>,
@@ -56,7 +56,7 @@ impl Size {
     /// Makes the semaphore if a handle wants a size and there is no semaphore. `read_size` reads
     /// the number of permits from the server, or `None` if there is no semaphore. If this number
     /// contradicts the wanted size, `describe_difference` returns a text for the log. Several
-    /// threads may call this method at the same time, because `try_set` succeeds only once.
+    /// threads may call this method at the same time: `try_set` succeeds for only one of them.
     pub(super) fn ensure_exists(
         &self,
         (core, name): (&Core, &Name),

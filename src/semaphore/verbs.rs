@@ -149,8 +149,9 @@ macro_rules! permit_verbs {
                 /// # Blocking
                 ///
                 /// Blocks until `permits` permits are free. If the semaphore has fewer permits, the
-                /// call blocks for ever. If [`with_permits`](Self::with_permits) sets fewer
-                /// permits, the call returns an error. A call for zero permits does not block.
+                /// call blocks for ever, except that it returns an error if
+                /// [`with_permits`](Self::with_permits) sets fewer permits. A call for zero permits
+                /// does not block.
                 pub fn acquire_many(&self, permits: u32) -> Result<$many, Error> {
                     self.got(self.take(permits, Wait::FOREVER))
                 }

@@ -1,11 +1,11 @@
 //! Runs users' scripts. A script runs only while its tenancy has the hold.
 //!
-//! An owner stands for a hold, and the threads of a process pass a hold to each other. The owner's
-//! field at the server therefore does not show which thread's tenancy has the hold, and a late
-//! script of one tenancy could run under the next tenancy. Two rules prevent this. First, a script
-//! begins under the gate's mutex, while its tenancy is in the seat. From then on no thread passes
-//! the hold on, until a reply shows that the script cannot run later. Second, a hold without such a
-//! reply is released and not passed on. After the release, no script of its owner can run.
+//! All threads of a process that pass a hold to each other have the same owner. So the owner's
+//! field at the server does not show which thread's tenancy has the hold, and a late script of one
+//! tenancy could run under the next tenancy. Two rules prevent this. First, a script begins under
+//! the gate's mutex, while its tenancy is in the seat. From then on no thread passes the hold on,
+//! until a reply shows that the script cannot run later. Second, a hold without such a reply is
+//! released and not passed on. After the release, no script of its owner can run.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,15 +35,16 @@ impl Site {
     ) -> Result<Value, Error> {
         self.check_call(call)?;
         wait.check(&self.core, &self.name)?;
-        // A late script runs only while its owner has the lock. A late copy of the request for the
-        // lock could give this owner the lock again, after another owner has had it.
+        // A late script is harmless only if its owner never gets the lock again. If the request for
+        // the lock is in doubt, a late copy of it could give the lock to this owner again, after
+        // another owner has had the lock.
         if tenancy.hold().in_doubt {
             let message = "the request that took the lock was sent twice: release the lock and \
                            take it again; the script has not run";
             return Err(Error::new(ErrorKind::Unavailable, message.to_owned()).of(&self.name));
         }
         let Some(hold) = self.script_begins(tenancy) else { return Err(self.not_held(tenancy)) };
-        // With a wait that does not block, the call has the time of one short request.
+        // If the wait does not block, limit the call to one short request.
         let wait = if wait.blocks() { wait } else { wait.once(Instant::now()) };
         let _limited = wait.limits(&self.core);
         let acks = self.core.config.replica_acks;
@@ -100,12 +101,12 @@ impl Site {
         Err(Error::new(ErrorKind::Config, message).of(&self.name))
     }
 
-    /// Returns the hold under which the script begins, or `None` if the tenancy does not have the
-    /// hold.
+    /// Records that a script begins, and returns the hold under which it runs. Returns `None` if
+    /// the tenancy does not have the hold.
     fn script_begins(&self, tenancy: &Arc<Tenancy>) -> Option<Arc<Hold>> {
         self.gate.with_seat(|seat| {
             // A pass also needs the gate's mutex. If a pass came before this check, the tenancy has
-            // already ended. A pass after this check sees that the script has begun.
+            // already ended. A thread that passes the hold later sees that the script has begun.
             let is_its = seat?.has(tenancy) && tenancy.is_held();
             let hold = is_its.then(|| tenancy.hold().into_owned())?;
             hold.script_begins();

@@ -26,8 +26,8 @@ pub(crate) type GateOutcome = order::GateOutcome<RequestState>;
 pub(crate) type GateQueue = order::GateQueue<RequestState>;
 
 /// The seat, the leadership and the queue of one name in this process. The two gates of a
-/// read-write lock share the leadership and the queue. One gate has the readers' seat, and the
-/// other has the writer's.
+/// read-write lock share the leadership and the queue, but each gate has its own seat: one for the
+/// readers, and one for the writer.
 #[derive(Debug)]
 pub(crate) struct Gate {
     state: Arc<Mutex<Order<RequestState>>>,
@@ -57,8 +57,8 @@ impl Gate {
         self.state.lock().try_lead_for_multi()
     }
 
-    /// Adds a level if the thread is in the seat. Returns `None` if the seat is empty. Unlike
-    /// [`enter`](Self::enter), this is for a lock whose threads do not queue at this gate.
+    /// Adds a level if the thread is in the seat. Returns `None` if the seat is empty. This is for
+    /// a lock whose threads do not queue at this gate; other locks call [`enter`](Self::enter).
     pub(crate) fn reenter(&self, thread: &Arc<Thread>, terms: Terms) -> Option<GateOutcome> {
         self.at(|state, now| state.side(self.mode).reenter(thread, terms, now))
     }
@@ -81,11 +81,10 @@ impl Gate {
     /// Ends the level `which` of `tenancy`, or the last level if `which` is `None`. The second
     /// result is whether the tenancy was held until this call.
     ///
-    /// If the hold is still held, and `keep_until` is a time, this call also
-    /// [keeps](Hold::keep_until) the hold until that time, under the same mutex. If another thread
-    /// has taken the hold out of the seat before this call, the hold is lost, and that thread
-    /// cleans up after the hold. If this call comes first, no thread releases the hold before that
-    /// time.
+    /// If `keep_until` is a time and the tenancy is still held, this call also
+    /// [keeps](Hold::keep_until) the hold until that time, under the same mutex. Then no thread
+    /// releases the hold before that time. But if another thread has taken the hold out of the seat
+    /// before this call, the hold is lost, and that thread cleans up after the hold.
     pub(crate) fn leave(
         &self,
         tenancy: &Arc<Tenancy>,
@@ -112,8 +111,8 @@ impl Gate {
         self.state.lock().kept_until = 0;
     }
 
-    /// Does the same as [`leave`](Self::leave), but ends all levels at once. The returned seat
-    /// still has these levels.
+    /// Ends all levels of the tenancy at once, and otherwise does the same as
+    /// [`leave`](Self::leave). The returned seat still has these levels.
     pub(crate) fn leave_to_wait(&self, tenancy: &Arc<Tenancy>) -> (LeaveOutcome, bool) {
         self.leaving(tenancy, |state, now| state.leave_seat(self.mode, tenancy, now))
     }
@@ -135,8 +134,8 @@ impl Gate {
     }
 
     /// Gives a thread its first tenancy and its levels back after a wait on a condition. `left` is
-    /// the seat that the thread left for the wait. The thread now has a seat of a new hold, under
-    /// the tenancy `again`. Returns `false` if the new hold was lost in the meantime.
+    /// the seat that the thread left for the wait. The thread now has the tenancy `again` of a new
+    /// hold in a new seat. Returns `false` if the new hold was lost in the meantime.
     pub(crate) fn come_back(&self, again: &Arc<Tenancy>, left: &mut Seat) -> bool {
         self.with_seat(|seat| {
             let seat = seat.filter(|seat| seat.is(again));
@@ -160,8 +159,8 @@ impl Gate {
         act(self.state.lock().side(self.mode))
     }
 
-    /// Records that the server has answered a forced unlock of this process. A thread with an
-    /// earlier request must ask the server whether the unlock ended its hold.
+    /// Records that the server has answered a forced unlock of this process. A thread that sent its
+    /// request before must ask the server whether the forced unlock ended its hold.
     pub(crate) fn force(&self) {
         self.with_side(|side| side.forced += 1);
     }
@@ -170,14 +169,14 @@ impl Gate {
         self.with_side(|side| side.forced)
     }
 
-    /// Removes `hold`, which this process no longer has, from the seat. The first waiter may then
-    /// get the leadership.
+    /// Removes `hold`, which this process no longer has, from the seat. If the hold is not a
+    /// reader's and no thread leads, the first waiter gets the leadership.
     pub(crate) fn vacate(&self, hold: &Arc<Hold>) -> (Option<Seat>, Wake) {
         self.state.lock().vacate(self.mode, hold)
     }
 
     /// Lets the leader join the hold of this process's readers, even if their turn is over. The
-    /// result also says whether the readers' turn still lasts. Returns `None` if no thread reads.
+    /// `bool` says whether the readers' turn still lasts. Returns `None` if no thread reads.
     pub(crate) fn join(&self, thread: &Arc<Thread>, terms: Terms) -> Option<(Arc<Tenancy>, bool)> {
         self.at(|state, now| state.join_any_time(thread, terms, now))
     }
@@ -189,8 +188,8 @@ impl Gate {
     }
 
     /// Takes the leadership from a leader that is done, and gives it to the next thread in the
-    /// queue. If this thread needs the same mode, it also gets the lead. Otherwise the call returns
-    /// the lead.
+    /// queue. If this next thread needs the same mode, it also gets the lead. Otherwise the call
+    /// returns the lead.
     pub(super) fn transfer_leadership(
         &self,
         leadership: QueueLeadership,
@@ -201,7 +200,7 @@ impl Gate {
         left
     }
 
-    /// Whether no other thread writes.
+    /// Whether no thread except this one writes.
     pub(crate) fn writes_alone(&self, thread: &Thread) -> bool {
         let state = self.state.lock();
         state.alone.seat.as_ref().is_none_or(|seat| seat.tenancy.thread.id() == thread.id())
@@ -212,8 +211,8 @@ impl Gate {
         self.state.lock().reading(thread).is_some()
     }
 
-    /// Begins a new turn of a shared hold. The caller knows from the server that threads may still
-    /// share the hold.
+    /// Begins a new turn of a shared hold. The server has just told the caller that threads may
+    /// still share the hold.
     pub(crate) fn reopen(&self, hold: &Arc<Hold>, at: u64) {
         self.with_side(|side| {
             if let Some(seat) = &mut side.seat
@@ -230,7 +229,7 @@ impl Gate {
         act(self.state.lock().standing.get_or_insert_default())
     }
 
-    /// Adds `queued`, so that a hold may be passed to it.
+    /// Adds `queued` to the threads to which a hold may be passed.
     pub(crate) fn stand(&self, queued: Arc<QueuedThread>) {
         self.with_standing(|standing| standing.queued.push(queued));
     }
@@ -239,7 +238,7 @@ impl Gate {
         self.with_standing(|standing| standing.stand_down(queued))
     }
 
-    /// Returns the threads of a fair lock that stand in Redis's queue.
+    /// Returns the threads that have entries in a fair lock's queue in Redis.
     pub(crate) fn standing(&self) -> Vec<Arc<QueuedThread>> {
         self.with_standing(|standing| standing.queued.clone())
     }
@@ -249,9 +248,9 @@ impl Gate {
         self.state.lock().is_busy()
     }
 
-    /// Whether a fair lock's thread should wait before it asks, so that other threads can join its
-    /// request. The thread should wait if the process is busy. When the process is no longer busy,
-    /// [`call`](Self::call) wakes the thread.
+    /// Whether a fair lock's thread should delay its request, so that other threads can join it.
+    /// The thread should wait if the process has the lock, waits for it or releases it. When this
+    /// is no longer so, [`call`](Self::call) wakes the thread.
     pub(crate) fn lingers(&self, thread: &Arc<Thread>) -> bool {
         let mut state = self.state.lock();
         let lingers = state.is_busy();
@@ -265,7 +264,7 @@ impl Gate {
         self.with_standing(|standing| standing.linger(None));
     }
 
-    /// Records that a thread of a fair lock has left. Wakes the lingering thread if no other thread
+    /// Called when a thread of a fair lock has left. Wakes the lingering thread if no other thread
     /// can still join its request.
     pub(crate) fn call(&self) {
         let call = self.with_standing(|standing| standing.call());
@@ -301,8 +300,8 @@ impl Gate {
         self.state.lock().has_waiters()
     }
 
-    /// Returns the tenants whose lock has just become wanted, with the callbacks that are to be
-    /// called.
+    /// Returns the tenants for which others have begun to wait, each with the callbacks that the
+    /// client must now call.
     pub(super) fn update_wanted(&self) -> Vec<(Arc<Tenancy>, Vec<WantedCallback>)> {
         let mut state = self.state.lock();
         let has_waiters = state.has_waiters();
@@ -327,8 +326,8 @@ impl Gate {
         self.hold().filter(|hold| !hold.is_held_at(clock::now()))
     }
 
-    /// Keeps `site` alive until the seat of `tenancy` ends. A shared seat ends with its last
-    /// tenant.
+    /// Keeps `site` alive for as long as the tenancy's seat exists. A shared seat exists until its
+    /// last tenant leaves.
     pub(crate) fn pin(&self, tenancy: &Arc<Tenancy>, site: Arc<dyn Any + Send + Sync>) {
         let unneeded = self.with_seat(|seat| match seat {
             Some(seat) => {
@@ -343,7 +342,7 @@ impl Gate {
         drop(unneeded);
     }
 
-    /// Returns the chain of a hold that was granted by reply to a request of this time.
+    /// Returns the chain of a hold that the server granted in the reply to a request of this time.
     pub(crate) fn chain(&self, asked_at: u64) -> Chain {
         self.with_side(|side| side.cohort.chain(asked_at))
     }

@@ -1,15 +1,15 @@
-//! Kept holds. A hold is kept if a thread has left it to expire, or has taken it with a minimum
+//! Kept holds. A hold is kept if a thread has left it to expire, or has taken it for a minimum
 //! time.
 //!
 //! A kept hold lasts until the latest of the times that its threads have set. Before that time no
-//! thread releases or passes a kept hold. After the last thread has left, nobody renews the hold. A
-//! hold is never kept for longer than its lease, so the server keeps it until that time, even if
-//! this client ends.
+//! thread releases it or passes it on. After the last thread has left, nobody renews it. A hold is
+//! never kept for longer than its lease, so the server keeps it even if this client ends.
 //!
-//! In place of a release, a [`Cleanup`] shortens the lease to that time, and releases the hold at
-//! that time. Usually the lease has then already ended, and the release does nothing. The release
-//! is needed in three cases: the server did not answer the request that shortens the lease, another
-//! hold keeps a read-write lock, or a late copy of the hold's request took the lock again.
+//! When the last thread leaves, the client sends no release. Instead, a [`Cleanup`] shortens the
+//! lease so that it ends at that time, and releases the hold at that time. Usually the lease has
+//! then already ended, and the release does nothing. The release is needed in three cases: the
+//! server did not answer the request that shortens the lease, another hold keeps a read-write lock,
+//! or a late copy of the hold's request took the lock again.
 //!
 //! The renewer sends the cleanup, so the cleanup comes after any renewal that the renewer has sent.
 
@@ -48,11 +48,11 @@ impl Site {
         Err(error.of(&self.name).now(state))
     }
 
-    /// Called when the last thread has left a kept hold. Schedules the cleanup that ends the hold.
+    /// Schedules the cleanup that ends a kept hold. Called when the last thread has left the hold.
     pub(super) fn keep(self: &Arc<Self>, hold: &Arc<Hold>) {
         let until = hold.kept_until.load(Ordering::SeqCst);
-        // The closure has the hold, so the owner stays live. If the owner were not live, the client
-        // would treat the hold as a leftover after a failover, and release it.
+        // The closure has a reference to the hold, so the owner stays live. If the owner were not
+        // live, the client would take the hold for a leftover after a failover, and release it.
         let (site, kept) = (Arc::clone(self), Arc::clone(hold));
         let next = move || {
             let rest = Duration::from_nanos(until.saturating_sub(clock::now()));

@@ -1,6 +1,6 @@
-//! The lease of the hold in a site's seat: the lease's alarm, its extension, and the early
-//! detection of its loss. If a hold lasts for a while, the subscriber makes the server track the
-//! hold's key (`pubsub/tracking.rs`). A shorter hold is not tracked.
+//! The lease of the hold in a site's seat: its alarm, its extension, and the early detection of its
+//! loss. If a hold lasts for a while, the subscriber makes the server track the hold's key
+//! (`pubsub/tracking.rs`). A short hold is not tracked.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,9 +17,9 @@ use crate::scripts::renewal::{self, RenewalKind, StillHeld};
 use crate::scripts::{self, Owner, Trouble};
 
 impl Site {
-    /// Sets the alarm for a tenancy that has begun. If the client has met another run of the server
-    /// since the request, this call also queries the server about the hold. (The client may have
-    /// queried the new run about all holds before this hold was in the seat.)
+    /// Sets the alarm for a tenancy that has begun. If the server was restarted or replaced since
+    /// the request, this call also asks the server whether it has the hold. (The client may have
+    /// asked the new server about all holds before this hold was in the seat.)
     pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
         if self.route.incarnation() != tenancy.hold().asked.incarnation {
@@ -28,8 +28,8 @@ impl Site {
     }
 
     /// Does the same as [`arm`](Leaseholder::arm), for a `tenancy` that wants this watched lease
-    /// from now on. The call reads none of the other tenancies, because they have not changed, and
-    /// there may be thousands of them.
+    /// from now on. The call does not read the other tenancies: they have not changed, and there
+    /// may be thousands of them.
     pub(crate) fn arm_for(self: &Arc<Self>, tenancy: &Tenancy, lease: Duration) {
         let next = |seat: &mut Seat| {
             let state = seat.renewal_state_of(Some((tenancy.began(), lease)));
@@ -60,8 +60,8 @@ impl Site {
         let lease = self.gate.with_seat(|seat| {
             let seat = seat.filter(|seat| Arc::ptr_eq(&seat.tenancy.hold(), hold))?;
             let mut renewal_state = seat.renewal_state();
-            // This thread does not wait for a renewal on its way, or for the renewer's next
-            // attempt.
+            // This thread sends its own request at once, even if a renewal is on its way or the
+            // renewer will send one.
             renewal_state.progress = RenewalProgress::Done;
             renewal_state.next(&self.core.config, sent_at).lease
         });
@@ -75,7 +75,7 @@ impl Site {
                 let held = if *held { StillHeld::Yes } else { StillHeld::No };
                 self.renewed(hold, sent_at, certain, Ok(held));
             }
-            // The renewer tries again.
+            // The call fails, but the renewer tries again.
             Err(trouble) => {
                 let cause = format!("{:#}", trouble.clone().into_error()).into();
                 self.renewed(hold, sent_at, certain, Err(&cause));

@@ -66,8 +66,8 @@ impl Recipient for Mailbox {
                 let Some((_, details)) = parse_details(grant.details) else { return true };
                 let mut state = self.state.lock();
                 if self.is_fenced && details.tokens.is_none() {
-                    // The releasing process used the re-entrant lock of this name, so its grant has
-                    // no tokens. The owner asks, and the reply has tokens.
+                    // The process that released the lock used the re-entrant lock of this name, so
+                    // the grant has no tokens. The owner sends a request, and the reply has tokens.
                     state.inbox.must_ask = true;
                 } else {
                     let (lease, granted) = (grant.lease, grant.now);
@@ -120,8 +120,8 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
         let tried = match then {
             Then::Granted(granted) => Try::Granted(granted),
             Then::Fail => return Err(Error::late_grant(&site.name)),
-            // The entry is in the queue now, or will ask again later. Until the entry asks, its
-            // thread sleeps in the driver.
+            // The owner's entry is in the queue now, or the owner will ask again later. Until then,
+            // the owner's thread sleeps in the driver.
             Then::Sleep { until } => Try::Busy(Duration::from_nanos(until.saturating_sub(now))),
         };
         Ok((listens, tried))
@@ -133,7 +133,7 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
     }
 
     /// Ends the entry. Returns what the server may still have of the owner. `command` makes the
-    /// command that removes the owner from queue and lock.
+    /// command that removes the owner from the queue and from the lock.
     pub(crate) fn end_owner(
         &mut self,
         inbox: Inbox<D>,
@@ -171,15 +171,15 @@ impl QueueEntry {
         }
         let (now, collector) = (clock::now(), Collector::now(site, claim.need.terms));
         let granted = self.machine.collect(now, inbox, collector);
-        // The earlier of the two times counts, so that a new leader asks at once even if the entry
+        // Keep the earlier of the two times, so that a new leader asks at once even if the entry
         // would sleep for longer.
         listening.ask_at = listening.ask_at.min(self.machine.ask_at());
         Some(self.make_tenancy(site, claim, granted?, now))
     }
 
-    /// Sends one request. If the thread does not wait, the request takes the lock only if the lock
-    /// is free, ignores the queue, and adds no entry. `beside` is the owner of the write hold under
-    /// which the thread wants to read.
+    /// Sends one request. If the thread does not wait, the request adds no entry to the queue, and
+    /// takes the lock only if the lock is free, even if others are in the queue. `beside` is the
+    /// owner of the write hold under which the thread wants to read.
     pub(crate) fn ask(
         &mut self,
         listening: &mut Listening,
@@ -200,8 +200,8 @@ impl QueueEntry {
             self.mailbox = Some(site.core.recipients.register(self.owner.number(), mailbox));
         }
         listening.own.note_version(site.core.pubsub.own_version(&site.name));
-        // A failed request to read under the thread's own write hold (`beside`) does not concern
-        // other threads.
+        // If the thread wants to read under its own write hold (`beside`), a failure of its request
+        // does not concern other threads.
         let arrivals = if beside.is_none() { site.arrivals() } else { 0 };
         let (scripts, asked) = (site.scripts(), Asked::now(site));
         let Some(again) = self.machine.begin_request(asked, lease, waits) else {
@@ -257,15 +257,16 @@ impl QueueEntry {
         listening.own.subscribe(latest, || site.core.pubsub.listen_to_own(&site.name));
         if listens == Listens::ToPublic {
             let (keys, pubsub) = (site.keys(), &site.core.pubsub);
-            // The companion channel comes before the public channel. In the other order, the
-            // scripts could count this process as a Redisson client for a moment.
+            // The client listens to the companion channel before it listens to the public channel.
+            // In the other order, the scripts could briefly take this process for a Redisson
+            // client.
             listening.companion.get_or_insert_with(|| pubsub.listen(&keys.companion().into()));
             listening.public.subscribe(None, || pubsub.listen(&keys.public().to_string().into()));
         }
     }
 
-    /// Makes a hold from the entry, whose owner now has the lock. The thread becomes the hold's
-    /// first tenant.
+    /// Makes a hold from the entry, because the owner now has the lock. The thread becomes the
+    /// hold's first tenant.
     pub(super) fn make_tenancy(
         &mut self,
         site: &Site,
@@ -277,7 +278,7 @@ impl QueueEntry {
         let hold = Hold::granted(self.owner, claim.need.terms, lease, asked, in_doubt);
         let (details, may_be_named) = match by {
             By::Reply { message, details, may_be_named, .. } => {
-                // The message has the chain's true age. The gate can only estimate the age.
+                // The message says when the chain began. The gate can only estimate this time.
                 let chain =
                     message.map_or_else(|| site.gate.chain(asked.at), |message| message.chain);
                 (GrantDetails { by_message: message.is_some(), chain, ..details }, may_be_named)
@@ -323,7 +324,7 @@ impl QueueEntry {
 /// The end of a grant's path.
 impl Site {
     /// Begins the tenancy of a granted hold, ends the leadership of its thread, and sets the hold's
-    /// alarm. Returns `false` if the process no longer has the hold. The thread then still leads.
+    /// alarm. Returns `false` if the process no longer has the hold: the thread then still leads.
     ///
     /// # Blocking
     ///
@@ -352,9 +353,9 @@ impl Site {
                     }
                     return self.release_if_shut_down(&tenancy.hold()).map(|()| true);
                 }
-                // Each thread of a fair lock asks for itself. Two threads of a fair lock may have
-                // two holds, one of which a forced unlock has ended. Only the server knows which
-                // hold has ended, because threads do not always read grants in the server's order.
+                // Each thread of a fair lock sends its own requests, so two threads may have two
+                // holds. A forced unlock has ended one of them. Only the server knows which one,
+                // because threads do not always read grants in the server's order.
                 Admission::OtherHold(other) => {
                     if !self.has_granted(&tenancy.hold())? {
                         return Ok(false);
@@ -373,14 +374,14 @@ impl Site {
             return Ok(());
         }
         self.lose_hold(hold, LostReason::ShutDown);
-        // No thread would repeat the release later, so no limit may end the request.
+        // No thread would repeat the release later. So the request must have no limit.
         let _unlimited = Limit::set(None);
         let _ = self.release(hold, Leaving::Awaited);
         Err(Error::shut_down(&self.name))
     }
 
-    /// Asks the server whether it still has this hold, if the server has granted another hold as
-    /// well.
+    /// Asks the server whether it still has this hold. Called if the server has granted another
+    /// hold as well.
     ///
     /// # Errors
     ///
@@ -464,9 +465,8 @@ pub(crate) struct Leftover {
 const POLL_TICK: u64 = 20_000_000;
 
 /// Returns how long a waiter sleeps before it polls. The time is random within a range, so that
-/// processes do not poll together. Each poll falls on a multiple of the tick, so that a process
-/// that waits for many names sends their polls in few packets. (Each packet costs the server a
-/// wake-up.)
+/// processes do not poll together. Each poll falls on a multiple of [`POLL_TICK`]. So if a process
+/// waits for many names, it sends several polls in one packet. (Each packet wakes the server.)
 fn next_poll(now: u64) -> u64 {
     let (least, most) = POLL;
     let chance = (most - least - POLL_TICK) as f64 * jitter(now);

@@ -24,7 +24,7 @@ impl Site {
     /// `LockGuard::unlock` [awaits](Leaving::Awaited) the release, a guard's drop
     /// [posts](Leaving::Posted) it, and `leave_to_expire` [leaves](Leaving::ToExpire) the hold to
     /// expire. Each guard calls this once, for its own level. In a forked child this returns an
-    /// error, because the parent has the hold.
+    /// error, because the hold belongs to the parent.
     pub(crate) fn leave(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -39,8 +39,8 @@ impl Site {
         self.tell_end(tenancy, done.map(drop))
     }
 
-    /// Ends one level of a tenancy in this process. The caller then
-    /// [finishes](Self::finish_leaving) what is left to do. Returns an error if the tenancy's hold
+    /// Ends one level of a tenancy in this process. The caller must then
+    /// [finish](Self::finish_leaving) the rest of the work. Returns an error if the tenancy's hold
     /// was lost or released before. (Inlined, because most calls only end a re-entry.)
     #[inline(always)]
     pub(super) fn step_out(
@@ -50,8 +50,8 @@ impl Site {
         how: Leaving,
     ) -> Result<LeaveOutcome, Error> {
         Error::if_forked(&self.name)?;
-        // The hold may now end earlier, if the leaving tenant wanted it for longer than the other
-        // tenants.
+        // If the leaving tenant wanted the hold for longer than the other tenants, the hold may now
+        // end earlier.
         let shared_until = (self.mode == Mode::Read).then(|| tenancy.hold().deadline());
         let keep_until = match how {
             Leaving::ToExpire { until } => Some(until),
@@ -134,7 +134,7 @@ impl Site {
         tenancy: &Arc<Tenancy>,
         done: Result<(), Error>,
     ) -> Result<(), Error> {
-        // This call drops the callbacks, so it comes after the release. The drop of a value that a
+        // This call drops the callbacks, so it comes after the release: the drop of a value that a
         // callback has captured may take this very lock.
         let callbacks = tenancy.finish_released();
         if callbacks.is_some() {
@@ -168,9 +168,9 @@ impl Site {
     }
 
     /// Gives a thread its first tenancy back after a wait on a condition. `left` is the seat that
-    /// the thread left for the wait, and `again` is the tenancy under which it now has the lock.
-    /// The guards of the thread refer to the first tenancy, which gets all its levels back. If the
-    /// new hold was lost in the meantime, the first tenancy becomes lost.
+    /// the thread left for the wait. `again` is the tenancy under which the thread now has the
+    /// lock. The guards of the thread refer to the first tenancy, which gets all its levels back.
+    /// If the new hold was lost in the meantime, the first tenancy becomes lost.
     ///
     /// `until_left` is dropped after the thread has left the lock again.
     pub(crate) fn come_back(
@@ -186,24 +186,23 @@ impl Site {
         let _before = tenancy.exchange(again);
         let hold = tenancy.hold();
         if !self.gate.come_back(again, &mut left) {
-            // The thread that vacated the seat reports the loss only to `again`, to which no guard
-            // refers. That thread may not have set the reason yet (see `admit`). The drop of
-            // `until_left` reads the state, so this thread sets the reason before that drop.
+            // Another thread has vacated the seat. That thread reports the loss only to `again`, to
+            // which no guard refers, and may not have set the reason yet (see `admit`). The drop of
+            // `until_left` reads the reason, so this thread sets it before that drop.
             let reason = hold.lose(hold.why_gone());
             let callbacks = tenancy.lose(reason).unwrap_or_default();
             self.core.watchdog.queue_loss_callbacks(&self.name, reason, callbacks);
             return;
         }
-        // A level with a fixed lease may later be the only level left, and then nothing renews the
-        // hold. So the hold must get this fixed lease now.
+        // A level with a fixed lease may later be the only level left, and then no renewal extends
+        // the hold. So the hold must get this fixed lease now.
         let fixed = fixed.filter(|_| hold.terms.is_watched());
         if let Some(lease) = fixed.filter(|lease| tenancy.remaining() < *lease)
             && self.lengthen(&hold, lease).is_err()
         {
             hold.unconfirm();
         }
-        // The callbacks that the guards registered before the wait must also be called for the new
-        // hold.
+        // The guards' callbacks from before the wait must also be called for the new hold.
         if tenancy.has_wanted_callbacks() {
             self.attend();
         }
@@ -239,9 +238,9 @@ impl Site {
         let command = self.release_command(hold);
         match how {
             Leaving::Posted | Leaving::ToExpire { .. } => {
-                // The thread may ask for the lock again at once. The next call on this connection
-                // first reads the reply to this release, and only then sends its own request. So
-                // the message of the release reaches the next process sooner.
+                // The thread may ask for the lock again at once. With this setting, the next call
+                // on this connection reads the reply to this release before it sends its own
+                // request. So the message of the release reaches the next process sooner.
                 let command = command.reply_before_next(hold.details.by_message);
                 let (site, hold) = (Arc::clone(self), Arc::clone(hold));
                 let receiver = move |outcome: Outcome| {
@@ -250,9 +249,9 @@ impl Site {
                         site.core.watchdog.log_error(error);
                     }
                 };
-                // The call writes to the name's lane, or queues the command behind a write in
-                // progress. The next thread that reads the lane's replies calls the receiver. That
-                // thread is another caller, or else the renewer.
+                // The call writes to the name's lane (the shared connection), or queues the command
+                // behind a write in progress. The next thread that reads replies from the lane
+                // calls the receiver: another caller, or the renewer.
                 self.core.post(&self.route, command, Arc::new(receiver));
                 Ok(())
             }
@@ -271,23 +270,24 @@ impl Site {
         outcome: Result<Released, Trouble>,
     ) -> Result<(), Error> {
         let name = &self.name;
-        // The cleanup comes after the answer to the release. An earlier cleanup could end the hold,
-        // and then the release would report the hold as lost.
+        // The cleanup comes after the answer to the release. A cleanup that ran earlier could end
+        // the hold, and then the answer to the release would report the hold as lost.
         self.clean_up(hold, outcome.is_err());
         if outcome.is_ok() {
-            // The owner of an adoption has the ticket's number. If the new master after a failover
-            // still has the ticket, this client could adopt the ticket again, and the release below
-            // would end that second adoption. So this number stays live after a failover.
+            // The owner of an adoption has the ticket's number. After a failover, the new master
+            // may still have the ticket, and this client could adopt the ticket again. The release
+            // below would then end this second adoption. So this number stays live after a
+            // failover.
             let is_reusable = hold.owner.has_ticket_number();
             if !is_reusable || self.route.incarnation() == hold.asked.incarnation {
                 hold.ended();
             }
-            // The old master may have answered this release after the renewer asked the new master
-            // for leftovers. The renewer may then have left the hold at the new master, because the
-            // hold's owner was still live. To prevent this, this thread first ends the owner and
-            // then reads the incarnation. The renewer asks for leftovers only after the incarnation
-            // was raised, and then checks which owners are live. So in any order, the renewer finds
-            // that the owner has ended, or this thread finds another incarnation.
+            // Suppose that the renewer asked a new master for leftovers (holds and entries that no
+            // thread wants) before the old master answered this release. The owner was still live,
+            // so the renewer may have left the hold at the new master. To prevent this, this thread
+            // first ends the owner and then reads the incarnation. The renewer asks for leftovers
+            // only after the incarnation was raised, and then checks which owners are live. So the
+            // renewer finds that the owner has ended, or this thread finds another incarnation.
             if self.route.incarnation() != hold.asked.incarnation {
                 let (release, lease) = (self.release_command(hold), hold.longest_lease());
                 self.core.watchdog.clean_up(Cleanup::left_over(name, release, lease));
@@ -327,9 +327,9 @@ impl Site {
         }
     }
 
-    /// Cleans up after a hold that has ended. If `may_be_held` is true, the server may still have
-    /// the hold. If a request of the hold's owner is in doubt, a late copy of the request may take
-    /// the lock, or add an entry to the lock's queue.
+    /// Cleans up after a hold that has ended. `may_be_held`: the server may still have the hold. If
+    /// a request of the hold's owner is in doubt, a late copy of the request may take the lock, or
+    /// add an entry to the lock's queue.
     pub(super) fn clean_up(self: &Arc<Self>, hold: &Arc<Hold>, may_be_held: bool) {
         if may_be_held {
             self.release_later(hold);
@@ -352,12 +352,12 @@ impl Site {
         self.core.watchdog.clean_up(Cleanup::released(&self.name, release, lease));
     }
 
-    /// Does the same as [`clean_up`](Self::clean_up), for a hold that was lost for this reason.
+    /// Cleans up after a hold that was lost for this reason, as [`clean_up`](Self::clean_up) does.
     pub(super) fn clean_up_lost(self: &Arc<Self>, seat: &Seat, reason: LostReason) {
         let hold = &seat.tenancy.hold();
-        // The hold of a read-write lock does not end by itself while another hold keeps the lock. A
-        // write hold that stays would keep readers out, although they may read together with the
-        // other hold.
+        // The hold of a read-write lock does not end with its lease while another hold keeps the
+        // lock. If a lost write hold stayed, it would exclude readers, although they may read
+        // together with the other hold.
         let outlives = reason == LostReason::LeaseExpired
             && (self.mode != Mode::Lock || seat.may_outlive() || clock::now() < hold.deadline());
         // The threads to which the hold was passed still have entries in Redis's queue.
@@ -374,8 +374,8 @@ impl Site {
         lost
     }
 
-    /// Cleans up after an owner for whose request no thread waits now. The request may have taken
-    /// the lock or added an entry to the queue, or may still do so.
+    /// Cleans up after an owner for whose request no thread waits any longer. The request may have
+    /// taken the lock or added an entry to the queue, or may still do so.
     pub(crate) fn disown(&self, owner: &Owner, lease: Duration) {
         let give_up = self.scripts().give_up_command(&owner.text(), Chain::default());
         self.core.watchdog.clean_up(Cleanup::requested(&self.name, give_up, lease));
@@ -400,7 +400,7 @@ impl Site {
         cleanup: fn(&Name, Command, Duration) -> Cleanup,
     ) {
         let Leftover { undo, longest, command } = left;
-        // Without this check, each call during an outage would leave a command that the client
+        // Without this check, each call during an outage would schedule a cleanup that the client
         // repeats for minutes.
         if undo == Undo::Nothing {
             return;
@@ -420,8 +420,8 @@ impl Site {
         self.core.post(&self.route, command, Arc::new(receiver));
     }
 
-    /// Does the same as [`remove_leftover`](Self::remove_leftover), for an owner whose grant too
-    /// few replicas have. Returns the error for the owner's thread.
+    /// Does the same as [`remove_leftover`](Self::remove_leftover), for an owner whose grant is on
+    /// too few replicas. Returns the error for the owner's thread.
     ///
     /// # Blocking
     ///

@@ -64,8 +64,8 @@ impl Site {
         members.get(&core.key(name), make)
     }
 
-    /// Returns a site behind this gate, for one side of a read-write lock's pair. The pair is
-    /// registered as the client's member, and ends the site.
+    /// Returns a site behind this gate: one side of a read-write lock's pair of sites. The client
+    /// registers the pair as its member, and the pair ends the site.
     pub(crate) fn behind(core: &Arc<Core>, name: &Name, gate: Gate) -> Self {
         Self::new(Arc::clone(core), name.clone(), gate, false)
     }
@@ -86,7 +86,7 @@ impl Site {
     }
 
     /// Returns the error of a failed request for the lock. If the server is in trouble, also fails
-    /// the threads that queued before the request.
+    /// the waiters that queued before the request.
     pub(crate) fn not_taken(self: &Arc<Self>, trouble: Trouble, arrivals: u64) -> Error {
         let concerns_it_alone = matches!(trouble, Trouble::Refused(_));
         let state = match trouble {
@@ -98,29 +98,29 @@ impl Site {
         };
         let error = trouble.into_error().of(&self.name).now(state);
         if !concerns_it_alone {
-            // The waiters get the error, too, so that they need not find out one by one that the
+            // Give the error to the waiters, too. Otherwise they would find out one by one that the
             // server is down.
             self.fail_before(arrivals, &error);
         }
         error
     }
 
-    /// Sends a forced unlock. If the server answers `true`, the hold in the seat is lost.
+    /// Sends a forced unlock. If the server answers `true`, the hold in the seat is marked as lost.
     pub(crate) fn force(
         self: &Arc<Self>,
         send: impl FnOnce() -> Result<bool, Trouble>,
     ) -> Result<bool, Trouble> {
         let before = self.gate.hold();
         let outcome = send();
-        // The count of forced unlocks is raised before the seat is read. If the server has granted
-        // a hold in the meantime, either this hold is already in the seat, or `admit` finds the
-        // raised count, and the hold's thread asks the server.
+        // The count of forced unlocks is raised before the seat is read. Suppose that the server
+        // has granted a hold in the meantime. Then either this hold is already in the seat, or
+        // `admit` finds the raised count and the hold's thread asks the server.
         self.gate.force();
         let known = outcome.is_ok();
         if let Some(now) = self.gate.hold().filter(|_| !matches!(outcome, Ok(false))) {
-            // A thread may have passed the hold on in the meantime. The server may also have
-            // granted a new hold, before or after it deleted the lock. Only the server knows
-            // whether it has deleted the hold that is now in the seat.
+            // In the meantime, a thread may have passed the hold on, or the server may have granted
+            // a new hold before or after it deleted the lock. So only the server knows whether it
+            // has deleted the hold that is now in the seat.
             let same = before.is_some_and(|before| Arc::ptr_eq(&before, &now));
             match scripts::lock::is_held_by(&self.route, &self.name, &now.owner) {
                 _ if same && known => self.lose_hold(&now, LostReason::ForceUnlocked),
@@ -152,8 +152,7 @@ impl Site {
     }
 }
 
-/// How a thread leaves a hold: whether it waits for the server's answer, and whether it ends the
-/// hold.
+/// How a thread leaves a hold: whether it ends the hold, and whether it awaits the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
     /// Sends the release, and does not wait for the answer. A guard's `drop` leaves in this way.
@@ -162,9 +161,9 @@ pub(crate) enum Leaving {
     Awaited,
     /// Leaves the hold to expire. Before `until`, a time on [`clock`], this process does not
     /// release the hold or pass it on, provided that the lease at the server lasts until then. The
-    /// hold stays even if an outer level ends, a thread that shares the hold leaves, or the client
-    /// ends. After the last tenant has left, nothing renews the hold. If the hold is already lost,
-    /// the thread gets the error of a release.
+    /// hold stays even if an outer level ends, another thread that shares the hold leaves, or the
+    /// client ends. After the last tenant has left, no renewal extends the hold. If the hold is
+    /// already lost, the thread gets the error that a release would return.
     ToExpire { until: u64 },
 }
 
@@ -257,13 +256,13 @@ impl Leaseholder for Site {
         Self::update_wanted(self);
     }
 
-    /// Only the thread that takes the tenancies out of the seat reports the loss to them. If a
-    /// tenancy's thread has left the seat before, for example to wait, no loss is reported to the
-    /// tenancy.
+    /// The loss is reported only by the thread that takes the tenancies out of the seat. If a
+    /// tenancy's thread has left the seat before, for example to wait on a condition, the tenancy
+    /// gets no report.
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason) {
-        // The hold is marked as lost before the seat is vacated. After the seat is vacated, another
-        // thread may get the lock, so a guard of this hold must no longer report "held". Because of
-        // the mark, no thread passes the hold on in the meantime.
+        // The hold is marked as lost before the seat is vacated. Because of the mark, no thread
+        // passes the hold on in the meantime, and the guards of this hold do not report "held" when
+        // another thread gets the lock after the seat is vacated.
         let reason = hold.lose(reason);
         let (seat, wake) = self.gate.vacate(hold);
         wake.now();
@@ -275,8 +274,8 @@ impl Leaseholder for Site {
         }
         if reason == LostReason::Revoked {
             // Most likely somebody deleted the key, so no script of redlatch has granted the lock
-            // to the first owner in the queue. The script of this release grants the lock to this
-            // owner, although there is nothing to release.
+            // to the first owner in the queue. The script of this release does so, although there
+            // is nothing to release.
             let release = self.release_command(hold);
             self.core.watchdog.clean_up(Cleanup::unclaimed(&self.name, release));
         }

@@ -26,18 +26,19 @@ impl Recipient for Arc<QueuedThread> {
                     messages.grant.get_or_insert(ReceivedGrant { now, received, lease, details });
                 })
             }
-            // The names `x` and `{x}` share one queue. A waiter for one name was granted the lock
-            // of the other name, and has lost its entry. The next keep-alive finds this out. If the
-            // waiter asked at once, it might be granted the wrong lock again and again.
+            // The names `x` and `{x}` share one queue. A waiter for one of these names was granted
+            // the lock of the other name, and has lost its entry. The next keep-alive detects that
+            // the entry is missing. If the waiter sent a request at once, it might be granted the
+            // wrong lock again and again.
             Message::Grant(_) => false,
             Message::Open { .. } | Message::Notified { .. } | Message::Wanted { .. } => true,
         }
     }
 }
 
-/// Handles a message to an owner of this client for which no thread waits. Removes the owner's
-/// entry. Such a message comes if a request ran late, or if a hold that was passed to the owner was
-/// revoked. If the owner has a hold, the hold stays.
+/// Handles a message to an owner of this client for which no thread waits: removes the owner's
+/// entry. If the owner has a hold, the hold stays. Such a message comes if a request ran late, or
+/// if a hold that was passed to the owner was revoked.
 pub(crate) fn take_out(core: &Core, owner: u64, lock: &str) {
     give_up(core, owner, lock, |scripts, owner| scripts.leave_command(owner));
 }

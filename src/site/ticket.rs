@@ -2,13 +2,13 @@
 //!
 //! A ticket has its own owner, which belongs to no client. One script replaces the first holder's
 //! owner by the ticket's owner. A second script replaces the ticket's owner by the adopter's owner.
-//! The lock is never free in between. No client renews the lease of the ticket's owner. The ticket
-//! remains valid if the first holder's client ends, or if that client removes leftovers after a
-//! failover: all requests of that client name its own owners.
+//! The lock is never free in between, and no client renews the ticket's lease. The ticket remains
+//! valid if the first holder's client ends, or if that client removes its leftovers after a
+//! failover, because all requests of that client name its own owners.
 //!
 //! The adopter's owner has the ticket's number. So if a client got no reply to an adoption and
-//! repeats it, the second request names the same owner. A request by another client names another
-//! owner, and is refused.
+//! repeats it, both requests name the same owner. A request by another client names another owner,
+//! and the server refuses it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,8 +75,8 @@ impl Site {
         ticket: &Owner,
         keep: Duration,
     ) -> Result<(), Error> {
-        // The tenancy leaves before the request is sent. Otherwise a later renewal would not find
-        // the owner, and would report the lock as lost.
+        // The tenancy ends before the request is sent. Otherwise a later renewal would not find the
+        // owner at the server, and would report the lock as lost.
         let left = self.step_out(tenancy, None, Leaving::Awaited)?;
         if let LeaveOutcome::StillHeld = left {
             return Err(self.not_held_by_thread());
@@ -93,10 +93,10 @@ impl Site {
     ) -> Result<(), Error> {
         let given = self.scripts().give_to_ticket(&hold.owner, ticket, keep);
         if let Err(Trouble::Unknown(_) | Trouble::Forgotten(_)) = given {
-            // The ticket may have the lock, or may get it later, but the caller gets no ticket.
+            // The ticket may have the lock, or may get it later, but the caller has no ticket.
             self.disown(ticket, keep);
         }
-        // For this owner, the outcome is the same as if its release had handed the lock on.
+        // For this owner, a given ticket is the same as a release that handed the lock on.
         let to_released = |given| if given { Released::HandedOn } else { Released::NotHeld };
         self.release_answered(hold, given.map(to_released))
     }

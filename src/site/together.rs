@@ -17,7 +17,7 @@ use crate::scripts::mutants;
 use crate::scripts::{Replied, Trouble};
 use crate::waiting::{Claim, LeadershipGuard, Try};
 
-/// The maximum number of locks in one request. While the request runs, the server cannot serve
+/// The maximum number of locks in one request. While the server runs a request, it cannot serve
 /// other clients.
 const MOST: usize = 100;
 
@@ -42,9 +42,9 @@ pub(crate) enum AllAsked {
     Refused,
 }
 
-/// Asks for several locks that [go together](go_together), all or none, each under the owner of its
-/// entry. The request adds no entry to a queue. The caller leads for each lock, and `claim` is the
-/// caller's claim to each lock.
+/// Asks for several locks that [go together](go_together): for all of them, or none. For each lock,
+/// the request names the owner of the lock's entry. The request adds no entry to a queue. The
+/// caller must lead for each lock. `claim` is the caller's claim to each lock.
 pub(crate) fn ask_for_all(
     asked: &mut [(&Arc<Site>, &mut QueueEntry)],
     claim: &Claim<'_, LockNeed>,
@@ -96,7 +96,7 @@ pub(crate) fn ask_for_all(
 }
 
 /// Ends one level of each of these tenancies, as [`Site::leave`] does. The locks are all different,
-/// and [go together](go_together). One request sends all releases.
+/// and [go together](go_together). The client sends all releases in one request.
 pub(crate) fn leave_all(
     levels: &[(&Arc<Site>, &Arc<Tenancy>, Option<HoldLevel>)],
 ) -> Vec<Result<(), Error>> {
@@ -123,8 +123,8 @@ pub(crate) fn leave_all(
             is_over.then(|| done.map(drop))
         }));
     }
-    // This thread gives up all leaderships before the first callback runs, because a callback may
-    // take one of these locks.
+    // Give up all leaderships before the first callback runs, because a callback may take one of
+    // these locks.
     drop(leaderships);
     let ended = ended.into_iter().zip(levels);
     ended

@@ -9,14 +9,14 @@ use crate::scripts::lock::LockScripts;
 use crate::scripts::{LockKeys, Mode};
 
 /// Removes a queue entry for which no thread waits. The entry's owner belongs to this client, and
-/// is first in the queue. A new master that lacked the last commands of the old master may still
-/// have such an entry. If the entry stayed, no thread would use its grant, and the owners behind
-/// the entry would wait.
+/// is first in the queue. A new master may have such an entry if it lacks the last commands of the
+/// old master. If the entry stayed, the server would grant it the lock, no thread would use the
+/// grant, and the owners behind the entry would wait.
 pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &str) {
     if database != core.database() {
         return;
     }
-    // For each kind of lock, this removes only the entry, because other threads may share the
+    // For each kind of lock, the command removes only the entry, because other threads may have the
     // owner's hold.
     let (name, owner) = (core.name(lock), format!("{}:{owner}", core.id.as_str()));
     for (mode, suffix) in [(Mode::Lock, ""), (Mode::Read, ""), (Mode::Write, ":write")] {
@@ -27,8 +27,8 @@ pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &s
     }
 }
 
-/// Gives back a grant to an owner of this client that does not wait. No thread has the hold of this
-/// grant, because the request came late or its thread had already left.
+/// Gives back a grant to an owner of this client that does not wait. No thread uses this grant,
+/// because the request came late or its thread had already left.
 pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<'_>) {
     let Some((mode, details)) = parse_details(grant.details) else { return };
     if grant.database != core.database() || core.is_shut_down() {

@@ -1,20 +1,20 @@
 //! How a holder finds out that others wait for its lock.
 //!
-//! The gate's queue, or the gate's list of a fair lock's threads, shows whether threads of this
-//! process wait. Other processes add an entry to a queue at the server. The script that adds the
-//! first entry sends `want` on the holder's own channel, if the holder's owner
+//! For threads of this process, the gate's queue shows whether any of them waits (for a fair lock,
+//! the gate's list of threads). Other processes add an entry to a queue at the server. The script
+//! that adds the first entry sends `want` on the holder's own channel, if the holder's owner
 //! [hears](crate::scripts::Owner::hears) this message. Redis stores no messages, so the hold first
-//! listens and then asks (it *looks*), and asks again when the client may have missed a message.
-//! The answer to each renewal also says whether others wait.
+//! subscribes to the channel and then asks the server. It asks again when the client may have
+//! missed a message. The answer to each renewal also says whether others wait.
 //!
-//! - *heard in time*: if a guard has a callback, or the owner hears, the hold finds out that others
-//!   wait. It finds out from a message, or else from a renewal or a look within a third of its
-//!   lease. The hold listens before it looks, so that it does not miss a waiter that comes between
-//!   these steps.
-//! - *nothing for nothing*: if its owner does not hear, and its guards have no callback, a hold
-//!   costs no command and no key.
-//! - *called once*: a callback is called once each time that, as far as this process knows, the
-//!   hold becomes wanted. A callback is not called after its guard has left the lock.
+//! - *heard in time*: if a guard has a callback, or the owner wants the message, the hold notices
+//!   that others wait: at once by the message, or else within a third of its lease, by a renewal or
+//!   its own question. The hold subscribes before it asks, so that it does not miss a waiter that
+//!   comes between these steps.
+//! - *nothing for nothing*: if the owner does not want the message, and no guard has a callback,
+//!   the hold sends no command and uses no key for this.
+//! - *called once*: each time that others begin to wait for the lock, as far as this process knows,
+//!   a callback is called once. A callback is not called after its guard has left the lock.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,9 +45,9 @@ impl Site {
         tenancy.is_held() && (tenancy.hold().is_wanted() || self.gate.has_waiters())
     }
 
-    /// Schedules the callbacks of the guards whose lock has just become wanted. Called when a
-    /// thread of this process has begun to wait or no longer waits, and when the hold was told
-    /// whether others wait.
+    /// Schedules the callbacks of the guards for whose lock others have just begun to wait. Called
+    /// when a thread of this process has begun to wait or no longer waits, and when the server has
+    /// said whether others wait.
     pub(crate) fn update_wanted(&self) {
         if !self.has_calls.load(Ordering::SeqCst) {
             return;

@@ -1,16 +1,15 @@
 //! Decides for how long a wait continues although its requests fail.
 //!
-//! Each call measures an outage from its own first failure. A thread that queues behind a leader
-//! measures from the first failure that the leader reports to it. For a call, the outage is over
-//! when the server answers the call or its leader again. The next outage may then last for the full
-//! time.
+//! Each call measures an outage from its own first failure. If a thread queues behind a leader, it
+//! measures from the first failure that the leader reports. For a call, the outage is over when the
+//! server answers the call or its leader again. The next outage may then last for the full time.
 //!
-//! An answer does not end a lack of replicas: during a lack the server still answers, and may
-//! refuse the next request of the same wait. A lack is over when no request has failed for this
-//! reason for a certain time. This time is the time for which a lack may last, plus the time of one
-//! request. The time of one request is added because a request that waits for replicas in vain
-//! takes its whole time. Without this addition, one slow request could look like the end of the
-//! lack, and the wait would never end.
+//! A lack of replicas is different: during a lack the server still answers, and may refuse the next
+//! request of the same wait. So an answer does not end a lack. A lack is over when no request has
+//! failed for this reason for a certain time: the time for which a lack may last, plus the time of
+//! one request. The second term is needed because a request that waits for replicas in vain takes
+//! its whole time. Without this term, one slow request could look like the end of the lack, and the
+//! wait would never end.
 
 use std::time::{Duration, Instant};
 
@@ -58,13 +57,13 @@ impl Endurance {
         Self { longest_request, ..Self::default() }
     }
 
-    /// Records that at this time the server answered a request and refused no channel that the wait
-    /// needs.
+    /// Records that the server answered a request at this time, and refused no channel that the
+    /// wait needs.
     pub(crate) fn answered(&mut self, at: Instant) {
         self.out.take_if(|since| *since <= at);
     }
 
-    /// Takes a failed request. Returns the pause after which the caller must ask again, if the
+    /// Handles a failed request. Returns the pause after which the caller must ask again, if the
     /// trouble may pass within `limit`. Returns `None` if the failure ends the wait.
     pub(crate) fn failed(&mut self, error: &Error, limit: Duration) -> Option<Duration> {
         self.failed_at(Instant::now(), error.passing()?, limit)
@@ -87,13 +86,13 @@ impl Endurance {
             }
         };
         let left = limit.saturating_sub(now.saturating_duration_since(first));
-        // The last request is sent at the end of the limit.
+        // Shorten the pause to the rest of the limit, so that the last request is sent at its end.
         (!left.is_zero()).then(|| pause.min(left))
     }
 }
 
 /// Sends a further request of a waiting call. During an outage, repeats the request as the driver
-/// repeats the first request. The caller must first set [limits](Wait::limits).
+/// repeats the first request. The caller must have set the request's [limits](Wait::limits).
 pub(crate) fn outlast<T>(
     core: &Core,
     name: &Name,

@@ -19,21 +19,21 @@ pub(crate) struct Listening {
     pub(crate) own: Channel,
     /// The public channel of the name.
     pub(crate) public: Channel,
-    /// A second channel. Every redlatch client that listens to `public` also listens to this
-    /// channel, so that scripts can count these clients. No message is sent on this channel. This
-    /// field is dropped after `public`.
+    /// A second channel, on which no message is sent. Every redlatch client that listens to
+    /// `public` also listens to this channel, so that scripts can count these clients. This field
+    /// is dropped after `public`.
     pub(crate) companion: Option<Subscription>,
     /// The time at which the leader asks again. Zero at first, so that a new leader asks at once.
     pub(crate) ask_at: u64,
 }
 
-/// A channel, and its version at the last request.
+/// A channel, and the number of its events at the last request (its version).
 #[derive(Debug, Default)]
 pub(crate) struct Channel {
     subscription: Option<Subscription>,
     version: Option<u64>,
     /// The time by which the server must confirm the channel. `None` if the server has confirmed
-    /// the channel, or if the wait does not need the channel.
+    /// the channel, or if the wait does not need it.
     latest: Option<Instant>,
 }
 
@@ -43,13 +43,14 @@ impl Listening {
         Instant::now().checked_add(core.response_timeout().saturating_mul(2))
     }
 
-    /// Whether the leader must ask: because messages came on the public channel, or may have been
-    /// missed, since the last request, or because the time `ask_at` has passed.
+    /// Whether the leader must send a request: the time `ask_at` has passed, or since the last
+    /// request a message came on the public channel or may have been missed.
     pub(super) fn is_due(&self) -> bool {
         self.own.has_news() || self.public.has_news() || self.ask_at <= clock::now()
     }
 
-    /// Records that the leader is about to send a request. Only messages from now on count as news.
+    /// Records that the leader is about to send a request. From now on, only later messages make
+    /// the leader send another request.
     pub(super) fn catch_up(&mut self) {
         self.own.catch_up();
         self.public.catch_up();
@@ -59,8 +60,8 @@ impl Listening {
         self.ask_at = clock::now().saturating_add(clock::nanos(sleep));
     }
 
-    /// Sleeps until the leader may have to ask, `may_collect` returns true, the wait is over, or
-    /// `at_most` has passed.
+    /// Sleeps until one of these events: the leader may have to send a request, `may_collect`
+    /// returns true, the wait is over, or `at_most` has passed.
     pub(super) fn sleep(
         &mut self,
         sleeper: Sleeper<'_>,
@@ -92,15 +93,15 @@ impl Listening {
 }
 
 impl Channel {
-    /// Listens to the channel, if the leader does not yet listen to it. The leader asks after the
-    /// server has confirmed the subscription, because the leader may have missed earlier messages.
+    /// Listens to the channel, if the leader does not listen to it yet. The leader sends a request
+    /// after the server has confirmed the subscription, as earlier messages may be missed.
     pub(crate) fn listen(&mut self, core: &Core, channel: &Arc<str>) {
         self.subscribe(Listening::latest(core), || core.pubsub.listen(channel));
     }
 
     /// Does the same as [`listen`](Self::listen), but the wait fails if the server has not
-    /// confirmed the channel by `latest`. If a version is [known](Self::note_version), only
-    /// messages after that version count as missed messages.
+    /// confirmed the channel by `latest`. If the channel's version before the last request is
+    /// [stored](Self::note_version), only messages after that version count as missed.
     pub(crate) fn subscribe(
         &mut self,
         latest: Option<Instant>,
@@ -112,8 +113,8 @@ impl Channel {
         }
     }
 
-    /// Stores the channel's version before a request, even if the leader does not listen yet.
-    /// `None` means that no thread of the client listens.
+    /// Stores the channel's version before a request, even if the leader does not listen to the
+    /// channel yet. `None`: no thread of the client listens to the channel.
     pub(crate) fn note_version(&mut self, version: Option<u64>) {
         self.version = version;
     }
@@ -123,8 +124,8 @@ impl Channel {
         self.subscription.as_ref().is_some_and(|it| it.has_news_since(self.version))
     }
 
-    /// Returns the channel's version before the last request, or `None` if no thread of the client
-    /// listened at that time.
+    /// Returns the channel's version before the last request. Returns `None` if no thread of the
+    /// client listened to the channel at that time.
     pub(crate) fn version(&self) -> Option<u64> {
         self.version
     }
@@ -139,7 +140,7 @@ impl Channel {
         }
     }
 
-    /// Whether there is [news](Self::has_news), which then counts as collected.
+    /// Returns whether there is [news](Self::has_news), and marks it as read.
     pub(crate) fn take_news(&mut self) -> bool {
         let has_news = self.has_news();
         if has_news {

@@ -1,7 +1,7 @@
 //! The warning about a thread that has waited for a long time. The warning names the lock's holder,
-//! and the locks that the thread itself holds. The thread may be in a deadlock, because the holder
-//! may wait for one of the thread's own locks. A deadlock does not end by itself, because both
-//! clients renew their locks.
+//! and the locks that the waiting thread itself holds. If the holder waits for one of these locks,
+//! the two threads are in a deadlock. A deadlock does not end by itself, because both clients renew
+//! their locks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,19 +24,19 @@ pub(super) struct LongWait<'a> {
     what: (Kind, u32),
     /// The time of the first sleep. Zero if the thread has not slept yet.
     since: u64,
-    /// Whether a long wait is normal, so that only the line about a possible deadlock is logged.
+    /// Whether a long wait is normal. If so, the log reports only a possible deadlock.
     is_usual: bool,
-    /// The time after which the log reports the wait. `None`: never.
+    /// The length of a wait from which the log reports it. `None`: never.
     said_after: Option<Duration>,
-    /// `Some` after the wait has lasted long enough for the warning. The flag is true when the log
-    /// has reported the wait, or when the wait is over.
+    /// `Some` when the wait has lasted long enough for the warning. The flag becomes true when the
+    /// log has reported the wait, or when the wait is over.
     is_said: Option<Arc<AtomicBool>>,
     /// Whether the wait is in the list for snapshots.
     is_listed: bool,
 }
 
-/// The time after which a snapshot lists a wait. A shorter wait costs no entry. (In a model a sleep
-/// takes no time.)
+/// The length of a wait from which a snapshot lists it. A shorter wait is not registered, and so
+/// costs nothing. (In a model a sleep takes no time.)
 const LISTED_AFTER: Duration = Duration::from_millis(if cfg!(models) { 3_600_000 } else { 100 });
 
 impl<'a> LongWait<'a> {
@@ -54,8 +54,8 @@ impl<'a> LongWait<'a> {
     }
 
     /// Records that the thread is about to sleep. `arrival` is the thread's number in the process's
-    /// queue, or zero for the leader. Returns how long the thread may sleep before it must call
-    /// `before_sleep` again.
+    /// queue, or zero for the leader. Returns the longest sleep: after that time, the thread must
+    /// call `before_sleep` again.
     pub(super) fn before_sleep(&mut self, arrival: u64) -> Duration {
         let Self { core, name, thread, .. } = *self;
         let now = clock::now();
@@ -77,8 +77,8 @@ impl<'a> LongWait<'a> {
         self.said_after.map_or(at_most, |after| at_most.min(after - waited))
     }
 
-    /// Reports the wait in the log if it has lasted long enough. Returns how long the wait must
-    /// have lasted at the next call, or `None` if no further call is needed.
+    /// Reports the wait in the log if it has lasted long enough. Returns the length of the wait at
+    /// which the caller must call this again, or `None` if no further call is needed.
     fn log_slow(&mut self, waited: Duration) -> Option<Duration> {
         let Self { core, name, thread, what, .. } = *self;
         let is_said = self.is_said.get_or_insert_with(|| {

@@ -6,19 +6,20 @@
 //! leading, repeat:
 //!     granted meanwhile?   done
 //!     time to ask?         ask; granted? done
-//!     else                 sleep until there is news, or that time
+//!     else                 sleep until a message comes, or that time
 //! admit the grant; if this process has lost it, ask anew
 //! ```
 //!
-//! The leader asks at once when it begins to lead. It asks again at the time that the last answer
-//! named, and if a message has come on the public channel since the last request. Redis does not
-//! store messages, so the leader also asks after a new channel is confirmed. A grant message comes
-//! on the client's own channel. It wakes the leader, which collects the grant without a request. A
-//! wake-up is only a hint: only a reply or a grant message counts.
+//! The leader sends a request as soon as it begins to lead. It sends the next request at the time
+//! that the last answer named, or when a message has come on the public channel. Redis does not
+//! store messages, so the leader also sends a request after the server has confirmed a new channel.
+//! A grant message comes on the client's own channel. It wakes the leader, which collects the grant
+//! without a request. A wake-up is only a hint: only a reply or a grant message gives the leader
+//! the lock.
 //!
-//! Every wait ends, because no sleep is endless. A sleep ends at the time that the last answer
-//! named, at the next slow poll, or at the deadline, whichever comes first. A cancellation, a
-//! reconnect of the subscriber or a shutdown ends the sleep earlier.
+//! Every wait ends, because every sleep ends: at the time that the last answer named, at the next
+//! slow poll, or at the deadline, whichever comes first. A cancellation, a reconnect of the
+//! subscriber or a shutdown ends the sleep earlier.
 
 mod endurance;
 mod listening;
@@ -51,8 +52,8 @@ pub use wait::Wait;
 pub(crate) use wait::{Claim, Sleeper, slow_poll, slow_poll_or};
 pub use waited::Waited;
 
-/// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (A leader calls
-/// `may_collect` during each sleep: in a pause, and after an `ask` without a grant.)
+/// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (The exception
+/// is `may_collect`, which a leader calls during each sleep.)
 pub(crate) trait Synchronizer {
     /// The site at which the synchronizer's threads queue.
     type Site: QueueSite;
@@ -63,10 +64,10 @@ pub(crate) trait Synchronizer {
     fn what(&self, need: &NeedOf<Self>) -> (Kind, u32);
 
     /// Whether [`enter`](Self::enter) may send a request for a thread that holds nothing yet. If
-    /// not, `enter` sends a request only for a thread that takes another level.
+    /// this is false, `enter` sends a request only for a thread that takes another level.
     const ASKS_AT_ENTRY: bool = false;
 
-    /// Handles an arriving thread. May ask the server once, if the request needs no lead.
+    /// Handles an arriving thread. May send one request, if that request needs no lead.
     fn enter(&self, claim: &ClaimOf<'_, Self>) -> Result<EnterOf<Self>, Error>;
 
     /// Handles holds that are over. Called when a thread in the process's queue has woken up.
@@ -89,31 +90,31 @@ pub(crate) trait Synchronizer {
     /// How the leader got a grant that it [collects](Self::collect).
     const COLLECTED: Way = Way::HandedOn;
 
-    /// Returns a grant that has come without a request since the last call, by a message or from
+    /// Returns a grant that has come without a request since the last call: by a message, or from
     /// another thread.
     fn collect(&self, lead: &mut LeadOf<Self>, claim: &ClaimOf<'_, Self>) -> Option<GrantOf<Self>>;
 
-    /// Whether the leader can collect a grant, or no longer needs to pause.
+    /// Whether the leader can collect a grant, or can end its pause.
     fn may_collect(&self, _request: &RequestStateOf<Self>) -> bool {
         false
     }
 
-    /// Returns how long the leader pauses before it asks. The pause leaves permits to other
-    /// processes, or lets other threads join the request.
+    /// Returns how long the leader pauses before its request. During the pause, other processes can
+    /// take permits, or other threads can join the request.
     fn pause(&self, _request: &RequestStateOf<Self>) -> Duration {
         Duration::ZERO
     }
 
-    /// Sends one request. If the server grants nothing, also listens to the channels that report a
-    /// change.
+    /// Sends one request. If the server grants nothing, also listens to the channels on which a
+    /// change is announced.
     fn ask(
         &self,
         lead: &mut LeadOf<Self>,
         claim: &ClaimOf<'_, Self>,
     ) -> Result<Try<GrantOf<Self>>, Error>;
 
-    /// Gives the leader's grant to its thread. Returns `None` if the process no longer has the
-    /// grant. May end the leadership.
+    /// Gives the leader's grant to the leader's thread. Returns `None` if the process no longer has
+    /// the grant. This call may end the leadership.
     fn admit(
         &self,
         _leadership: &mut LeadershipGuard<'_, Self::Site>,
@@ -134,8 +135,8 @@ pub(crate) enum Enter<N, G, I> {
     /// Other threads of this process wait or hold the lock, and this thread does not wait.
     NotNow,
     Queued(Arc<LocalWaiter<N, G, I>>),
-    /// The thread leads. Without a leadership, it asks only for itself. (The lead is boxed, because
-    /// this enum is moved even if the thread gets an immediate grant.)
+    /// The thread sends requests. Without a leadership, it sends requests only for itself. (The
+    /// lead is boxed, because this enum is moved even if the thread gets an immediate grant.)
     Leads(Option<QueueLeadership>, Option<Box<Lead<I>>>),
 }
 
@@ -144,8 +145,8 @@ pub(crate) enum Try<T> {
     Granted(T),
     /// The server lets the thread share another thread's grant.
     Shared(T),
-    /// The server grants nothing. The leader should ask again after this time, or when there is
-    /// news.
+    /// The server grants nothing. The leader should send another request after this time, or when a
+    /// message comes.
     Busy(Duration),
 }
 
@@ -168,11 +169,11 @@ pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, RequestStateOf<S>>;
 
 /// Waits for a grant. Returns `None` if the wait ended before the grant.
 ///
-/// The end of the wait also ends a request that the server has not answered. If the server seems to
-/// be up, the call then returns `None`. Otherwise it returns the request's error. The server seems
-/// to be up if one of these requests was answered: another request of this call, any request over
-/// the same connection within the last second, or the last request of the leader behind which the
-/// thread queued.
+/// If the server has not answered a request at the end of the wait, the wait also ends the request.
+/// The call then returns `None` if the server seems to be up, and otherwise the request's error.
+/// The server seems to be up if one of these requests was answered: another request of this call,
+/// any request over the same connection within the last second, or the last request of the leader
+/// behind which the thread queued.
 pub(crate) fn acquire<S: Synchronizer>(
     synchronizer: &S,
     (core, name): (&Core, &Name),
@@ -188,8 +189,8 @@ pub(crate) fn acquire<S: Synchronizer>(
     drive(synchronizer, (core, name), claim, begun, entered)
 }
 
-/// Acquires for a thread that takes no other level. (Not inlined, because the driver's values would
-/// make the stack frame of each re-entry larger.)
+/// Acquires for a thread that takes its first level. (Not inlined, because the driver's values
+/// would make the stack frame of each re-entry larger.)
 #[inline(never)]
 fn drive<S: Synchronizer>(
     synchronizer: &S,
@@ -217,7 +218,7 @@ fn drive<S: Synchronizer>(
     outcome
 }
 
-/// A call that acquires, with the loop in which its thread waits.
+/// One call that acquires. The call's thread waits in this driver's loop.
 struct Driver<'a, S: Synchronizer> {
     synchronizer: &'a S,
     claim: &'a ClaimOf<'a, S>,
@@ -238,9 +239,9 @@ struct Driver<'a, S: Synchronizer> {
 }
 
 impl<'a, S: Synchronizer> Driver<'a, S> {
-    /// Tells the observer, once, that the wait has started. If the observer forks the process, this
-    /// method returns an error in the child. The child must not touch the queue, because a thread
-    /// of the parent may have locked the queue's mutex at the fork.
+    /// Reports to the observer, once, that the wait has started. If the observer forks the process,
+    /// this method returns an error in the child. The child must not touch the queue, because a
+    /// thread of the parent may have had the queue's mutex at the fork.
     fn start(&mut self) -> Result<(), Error> {
         if !std::mem::replace(&mut self.is_started, true) {
             self.core.tell_observers(|it| it.wait_started(&self.event(())));
@@ -258,7 +259,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 self.synchronizer.observed(grant);
                 return;
             }
-            // The thread took another level, after a first request that failed.
+            // The thread's first request failed, and the thread then took another level.
             (Ok(Some(_)), None) => return,
             (Ok(None), _) => None,
             (Err(error), _) => Some(error.kind()),
@@ -345,11 +346,11 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     None => return Ok(None),
                 },
             };
-            // On every path out of `lead_until_granted`, the drop of the `LeadershipGuard` gives
-            // the leadership to the first waiter of the process's queue
+            // On every path out of `lead_until_granted`, the `LeadershipGuard` is dropped. Its drop
+            // gives the leadership to the first waiter of the process's queue
             // (`QueueSite::transfer_leadership`). For a lock, this waiter also gets the lead. If no
-            // thread waits, the entry in Redis's queue is given up. Only `admit` may give up the
-            // leadership earlier.
+            // thread waits, the client gives up its entry in Redis's queue. Only `admit` may give
+            // up the leadership earlier.
             let lead = lead.map(|lead| *lead);
             let site = synchronizer.site();
             return self.lead_until_granted(LeadershipGuard::new(site, leadership, lead));
@@ -370,7 +371,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             if let Some(signal) = waiter.take_signal() {
                 return Ok(Some(signal));
             }
-            // A grant that came before the end of the wait counts.
+            // If a grant came before the end of the wait, the thread takes it.
             if wait.is_over() {
                 return Ok(site.give_up(waiter));
             }
@@ -422,14 +423,14 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             }
             let Lead { listening, request_state } = &mut *lead;
             let may_collect = || synchronizer.may_collect(request_state);
-            // The leader asks at once when it begins to lead, and at the time `ask_at`. The leader
-            // also asks if, since its last request, a message came on the public channel or the
-            // server confirmed one of the leader's channels.
+            // The leader sends a request as soon as it begins to lead, and at the time `ask_at`. It
+            // also sends one if, since its last request, a message came on the public channel or
+            // the server confirmed one of the leader's channels.
             if listening.is_due() {
                 let pause = synchronizer.pause(request_state);
                 if !pause.is_zero() {
-                    // Messages do not end the pause. During the pause other processes, which get
-                    // the same messages, may go first.
+                    // Messages do not end the pause. Other processes get the same messages, and may
+                    // send their requests first.
                     sleeper.sleep_until(wait.end_of_sleep(pause), may_collect)?;
                     if let Some(grant) = synchronizer.collect(lead, claim) {
                         return Ok(Some(grant));
@@ -437,8 +438,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 }
                 wait.check(core, name)?;
                 lead.listening.catch_up();
-                // If the request fails, the next leader must ask at once, because `catch_up` has
-                // used up the news.
+                // `catch_up` has marked all messages as read. If the request fails, the next leader
+                // must therefore send a request at once.
                 lead.listening.ask_at = 0;
                 let asked_at = wait.is_limited().then(Instant::now);
                 let tried = synchronizer.ask(lead, claim);
@@ -456,7 +457,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     }
                     Err(error) if was_cut() => {
                         // This call got the leadership so late that its request had almost no time.
-                        // So the server's answer to the previous leader counts for this call, too.
+                        // So it uses the server's answer to the previous leader as a sign that the
+                        // server is up.
                         if self.is_promoted && asked_at.is_some_and(|at| at.elapsed() < TOO_SHORT) {
                             self.is_answered |= site.answers();
                         } else {
@@ -474,16 +476,16 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 // the time `ask_at` or the end of the wait.
                 let at_most = self.long_wait.before_sleep(0);
                 let slept = listening.sleep(sleeper, at_most, may_collect);
-                // The last answer shows that the server is up, unless the server refused a channel
-                // or did not confirm it in time. If the leader was cancelled, the answer still
-                // counts for the threads that queued behind the leader.
+                // The last answer shows that the server is up. The exceptions: the server refused a
+                // channel, or did not confirm it in time. If the leader was cancelled, the answer
+                // is still a sign for the threads that queued behind the leader.
                 let is_up = slept.as_ref().err().is_none_or(|it| it.kind() == ErrorKind::Cancelled);
                 if let Some(at) = answered_at.take().filter(|_| is_up) {
                     site.was_answered(at);
                 }
                 slept?;
             }
-            // A grant that came before the end of the wait counts.
+            // If a grant came before the end of the wait, the thread takes it.
             if wait.is_over() {
                 return Ok(synchronizer.collect(lead, claim));
             }
@@ -491,9 +493,9 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
     }
 
     /// Handles a failed request. If the trouble may pass, sleeps for a moment, and the wait
-    /// continues for as long as [`Endurance`] allows. (The leader keeps its lead and asks again.
-    /// The threads that queued behind it queue again, without a request.) Any other error ends the
-    /// wait.
+    /// continues for as long as [`Endurance`] allows. (A leader then keeps its lead and sends
+    /// another request. A thread that queued behind a leader queues again and sends no request.)
+    /// Any other error ends the wait.
     fn go_on(&mut self, arrival: u64, error: Error) -> Result<(), Error> {
         let Self { core, name, claim, .. } = *self;
         let wait = &claim.wait;
@@ -502,16 +504,15 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         if !wait.blocks() || was_cut() {
             return Err(error);
         }
-        // The last leader asked for all threads, so the server's answer to the leader counts for
-        // this thread.
+        // The last leader's request was for all waiting threads. So if the server has answered it,
+        // the server has answered this thread, too.
         if let Some(at) = self.synchronizer.site().last_answer() {
             self.endurance.answered(at);
         }
         let Some(pause) = self.endurance.failed(&error, core.config.failover_timeout) else {
             return Err(error);
         };
-        // The pause is short, so a warning that becomes due during the pause may come after the
-        // pause.
+        // A warning that becomes due during this short pause may come after the pause.
         self.long_wait.before_sleep(arrival);
         claim.sleeper(core, name).pause(pause)?;
         if wait.is_over() { Err(error) } else { Ok(()) }
@@ -522,7 +523,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
 /// transfers the leadership.
 pub(crate) struct LeadershipGuard<'a, Q: QueueSite> {
     site: &'a Q,
-    /// `None` if the thread asks only for itself, or no longer leads.
+    /// `None` if the thread sends requests only for itself, or no longer leads.
     pub(crate) leadership: Option<QueueLeadership>,
     pub(crate) lead: Option<Lead<Q::RequestState>>,
 }
@@ -559,8 +560,8 @@ impl<Q: QueueSite> Drop for LeadershipGuard<'_, Q> {
 }
 
 /// If a request had less time than this, a missing answer does not show that the server is down.
-/// (The first request of a thread that need not queue has more time: see [`Wait::limits`].)
+/// (The first request of a thread that does not queue has more time: see [`Wait::limits`].)
 const TOO_SHORT: Duration = Duration::from_millis(10);
 
-/// The arrival number of a thread that is about to queue again.
+/// A number greater than all arrival numbers, for a thread that will queue again.
 const LAST: u64 = u64::MAX;

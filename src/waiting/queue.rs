@@ -26,7 +26,7 @@ pub(crate) struct QueueLeadership(());
 /// it.
 #[derive(Debug)]
 pub(crate) struct Queue<N, G, I> {
-    /// `None` while a thread leads. The leader, or a signal to the next leader, then has the value.
+    /// `None` while a thread leads: the leader, or a signal to the next leader, has the value.
     leadership: Option<QueueLeadership>,
     /// The time at which the server last answered a leader.
     last_answer: Option<Instant>,
@@ -40,8 +40,8 @@ pub(crate) struct Queue<N, G, I> {
 struct Waiters<N, G, I> {
     /// The waiters, with the first waiter at the front.
     queue: VecDeque<Arc<LocalWaiter<N, G, I>>>,
-    /// The number of waiters so far. With this number, a leader's error reaches only the waiters
-    /// that queued before the leader's request.
+    /// The number of waiters that have queued so far. By this number, a leader's error reaches only
+    /// the waiters that queued before the leader's request.
     arrivals: u64,
     spin: Arc<Spin>,
 }
@@ -66,8 +66,8 @@ pub(crate) struct LocalWaiter<N, G, I> {
 pub(crate) enum Signal<G, I> {
     /// Another thread has passed its grant to the waiter.
     Passed(G),
-    /// The waiter now leads, with the lead of the previous leader if that leader passed its lead
-    /// on. (Without a leadership, the waiter asks only for itself.)
+    /// The waiter now sends the requests. It also gets the previous leader's lead, if that leader
+    /// passed its lead on. (Without a leadership, the waiter sends requests only for itself.)
     Leadership(Option<QueueLeadership>, Option<Box<Lead<I>>>),
     /// The leader's request failed.
     Failed(Error),
@@ -112,8 +112,8 @@ impl<N, G, I> Queue<N, G, I> {
         self.leadership.take()
     }
 
-    /// Ends a leadership, so that no thread leads. If threads wait, the caller knows that another
-    /// thread will promote the first of them.
+    /// Ends a leadership, so that no thread leads. If threads wait, the caller makes sure that
+    /// another thread will promote the first of them.
     pub(crate) fn resign(&mut self, leadership: QueueLeadership) {
         self.leadership = Some(leadership);
     }
@@ -140,8 +140,8 @@ impl<N, G, I> Queue<N, G, I> {
         waiter
     }
 
-    /// Wakes the first waiter, so that it is awake when the caller passes a grant to it. If
-    /// spinning has not saved time so far, does nothing.
+    /// Wakes the first waiter, so that it is awake when the caller passes a grant to it. Does
+    /// nothing if spinning waiters have not saved time so far.
     pub(crate) fn call_first(&self) -> Wake {
         match self.first() {
             Some(first) if first.spin.is_worthwhile() => {
@@ -241,7 +241,7 @@ impl<N, G, I> Queue<N, G, I> {
         woken
     }
 
-    /// Returns the wake-ups of all waiters.
+    /// Returns the wake-ups for all waiters.
     fn nudge(&self) -> Vec<Wake> {
         self.all().map(|waiter| Wake::thread(&waiter.thread)).collect()
     }
@@ -317,8 +317,8 @@ pub(crate) trait QueueSite {
         wake.now();
     }
 
-    /// Removes a waiter that gives up. If another thread signalled the waiter before, returns that
-    /// signal, which still counts.
+    /// Removes a waiter that gives up. If another thread has already signalled the waiter, returns
+    /// that signal, and the waiter must obey it.
     fn give_up(&self, waiter: &Arc<WaiterOf<Self>>) -> Option<SignalOf<Self>> {
         self.with_queue(|queue| queue.give_up(waiter))
     }
@@ -355,8 +355,8 @@ pub(crate) trait QueueSite {
     }
 
     /// Fails the waiters that queued before the leader's failed request. If the leader's own limit
-    /// ended the request, fails no waiter: the waiters have other limits, and one of them asks
-    /// next.
+    /// ended the request, fails no waiter: the waiters have other limits, and one of them sends the
+    /// next request.
     fn fail_before(&self, arrival: u64, error: &Error) {
         if was_cut() {
             return;

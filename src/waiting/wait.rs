@@ -51,8 +51,8 @@ enum Patience {
 
 /// The minimum time for a call's requests, counted from the beginning of the call, even if the
 /// call's limit is shorter. On a busy machine a thread may wait this long for a processor. If three
-/// round trips take longer, the call has the time of three round trips, because a request may first
-/// have to read the reply to a release.
+/// round trips take longer than this, the minimum is the time of three round trips, because a
+/// request may first have to read the reply to a release.
 const LEAST: Duration = Duration::from_millis(50);
 
 impl<'a> Wait<'a> {
@@ -120,7 +120,7 @@ impl<'a> Wait<'a> {
     }
 
     /// Does the same as [`limits`](Self::limits), for a request that other clients need even after
-    /// the end of the wait. Even after a cancellation, the request gets a short time.
+    /// the end of the wait. Even after a cancellation, the request still gets a short time.
     pub(crate) fn limits_last(&self, core: &Core) -> Limited {
         if self.cancel.is_some_and(CancelToken::is_cancelled) {
             return Wait::until(Instant::now()).limits(core);
@@ -246,8 +246,8 @@ pub(crate) fn slow_poll() -> Duration {
 
 const SLOW_POLL: Duration = Duration::from_secs(5);
 
-/// Returns the maximum sleep of a waiter that must notice the end of a lease or key. The lease or
-/// key ends after `left`, and no message reports the end.
+/// Returns the maximum sleep of a waiter that must notice the end of a lease or key. This end comes
+/// after `left`, and no message reports it.
 pub(crate) fn slow_poll_or(left: Option<Duration>) -> Duration {
     let end = left.map_or(Duration::MAX, |left| left.saturating_add(AFTER_THE_END));
     slow_poll().min(end)

@@ -442,7 +442,7 @@ fn what_a_wait_leaves_to_undo_follows_from_the_replies() {
 }
 
 /// A grant message arrives during a request that the server refuses. Of the grant and the refusal,
-/// the one with the later server time counts.
+/// the one with the later server time is valid.
 #[test]
 fn a_refusal_that_is_younger_than_the_grant_voids_it_in_either_order() {
     for (refusal, grants) in [(1_101, false), (599, true), (600, true)] {

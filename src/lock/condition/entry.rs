@@ -1,6 +1,6 @@
 //! A waiter's entry on a condition. The thread makes its entry while it still has the lock. The
 //! entry exists until the thread is notified or gives up. A notification exists until the notified
-//! thread has left the lock again.
+//! thread has taken the lock again and released it.
 //!
 //! ```text
 //! listen (lock held) -> enqueue: one script (lock held) -> leave the lock -> sleep
@@ -10,14 +10,14 @@
 //! notified -> take the lock again -> keep-alives until the lock is left -> done
 //! ```
 //!
-//! A waiter whose entry is gone counts as notified, even if it received no message. A message only
-//! wakes the thread sooner. So no notification is lost if it comes between the release and the
+//! If a waiter's entry is gone, the waiter is notified, even if it received no message. A message
+//! only wakes the thread sooner. So no notification is lost if it comes between the release and the
 //! sleep, or if the subscriber loses its connection.
 //!
-//! An unused notification is passed on to the next waiter. The server keeps a record of a notified
-//! waiter until the waiter's thread has taken the lock and left it again. If the thread never does
-//! so, the next waiter gets the notification, because the client requests this (`done`) or because
-//! the keep-alives of the record end.
+//! An unused notification is passed on to the next waiter. The server keeps a record of each
+//! notified waiter until the waiter's thread has taken the lock again and released it. If the
+//! thread never does this, the next waiter gets the notification: either the client asks the server
+//! to pass it on (`done`), or the keep-alives of the record end.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -41,9 +41,9 @@ use crate::waiting::{Endurance, Sleeper, Wait, await_confirmation};
 /// The interval at which a waiter without a message asks the server. If a notified waiter dies, the
 /// next waiter gets the notification within this interval.
 const POLL: Duration = Duration::from_secs(1);
-/// The interval at which the client sends a keep-alive for the notified waiters that have not left
-/// the lock again. Without keep-alives, a record is valid for three such intervals (`ALIVE_FOR` in
-/// `waiters.lua`).
+/// The interval at which the client sends a keep-alive for the notified waiters that have not yet
+/// taken and released the lock again. Without keep-alives, a record is valid for three such
+/// intervals (`ALIVE_FOR` in `waiters.lua`).
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_millis(600);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,9 +139,9 @@ impl<'a> ConditionEntry<'a> {
                     }
                     // Another thread has just notified this waiter, so the wait did not time out.
                     Ok(WaiterState::Notified) => return Ok(Ended::Notified),
-                    // The caller must get the lock back, despite its time limit or cancellation.
-                    // During an outage, the client repeats this request, as it repeats the request
-                    // for the lock.
+                    // The caller must get the lock back, even if its time limit has passed or it
+                    // was cancelled. During an outage, the client repeats this request, as it
+                    // repeats the request for the lock.
                     Err(error) => {
                         let limit = core.config.failover_timeout;
                         let pause = endurance.failed(&error, limit).ok_or(error)?;
@@ -162,7 +162,7 @@ impl<'a> ConditionEntry<'a> {
                 match looked {
                     Ok(WaiterState::Notified) => {
                         if !self.notice.notified.load(Ordering::Acquire) {
-                            // The message about the notification is in transit, or was lost.
+                            // The message about the notification is on its way, or was lost.
                             core.pubsub.suspect(&self.enrolled.keys.waiting);
                         }
                         return Ok(Ended::Notified);
@@ -273,16 +273,16 @@ impl Recipient for Arc<Notice> {
     }
 }
 
-/// A notification, which exists until the notified thread has left the lock again. If a
-/// notification is dropped before the thread has the lock, or after the lock was lost, it is passed
-/// on to the next waiter.
+/// A notification, which exists until the notified thread has taken the lock again and released it.
+/// If a notification is dropped before the thread has the lock, or after the lock was lost, the
+/// next waiter gets the notification.
 pub(super) struct Notified {
     enrolled: Enrolled,
     keep_alives: Arc<KeepAlives>,
     hold: HoldAfterWait,
 }
 
-/// The hold under which a notified waiter has the lock again, once the waiter has it.
+/// The hold under which a notified waiter has the lock again. Empty until the waiter has the lock.
 type HoldAfterWait = Arc<OnceLock<Arc<Hold>>>;
 
 impl Notified {
@@ -313,7 +313,8 @@ impl Drop for Notified {
     }
 }
 
-/// The keep-alives of this process's notified waiters on one condition. One request sends them all.
+/// The keep-alives of this process's notified waiters on one condition. One request sends all of
+/// them.
 struct KeepAlives {
     site: Arc<Site>,
     keys: Arc<ConditionKeys>,
@@ -360,8 +361,7 @@ impl KeepAlives {
 impl KeepAlive for KeepAlives {
     fn command(&self) -> Option<Command> {
         let mut waiters: Vec<_> = self.notifications.lock().waiters.values().cloned().collect();
-        // If a thread ends while it holds the lock, its hold ends later, and its keep-alives end
-        // with the hold.
+        // If a thread ends while it holds the lock, its keep-alives continue until its hold ends.
         waiters.retain(|(waiter, after_wait)| {
             let lives = after_wait.get().is_none_or(|hold| hold.is_held_at(clock::now()));
             if !lives {
@@ -411,8 +411,8 @@ impl ReplyReceiver for Done {
     fn receive(&self, outcome: Outcome) {
         if done(outcome).is_err() {
             // If the cleanup fails, too, the server drops a record when its keep-alives end. The
-            // entry of a waiter that has left stays until it is notified. Then `pass_on` removes
-            // the entry.
+            // entry of a waiter that no longer waits stays until a notification names it. Then
+            // `pass_on` removes the entry.
             let done = Cleanup::unclaimed(&self.site.name, self.command.clone());
             self.site.core.watchdog.clean_up(done);
         }
@@ -420,7 +420,7 @@ impl ReplyReceiver for Done {
 }
 
 /// Passes a notification on to the next waiter, because the notified owner of this client no longer
-/// waits. The owner's thread has left, or the server ran the owner's request late.
+/// waits: its thread has stopped waiting, or the server ran the owner's request late.
 pub(crate) fn pass_on(core: &Core, owner: u64, database: i64, waiting: &str) {
     let Some(keys) = ConditionKeys::of(waiting) else { return };
     if database != core.database() || core.is_shut_down() {

@@ -1,11 +1,11 @@
 //! One thread's entry in a fair lock's queue. The entry exists until it becomes a hold or the wait
 //! ends.
 //!
-//! The entry is in the process's list before Redis has it. From then on, a thread of the process
-//! may pass its hold to the entry. A grant or a passed hold wakes the entry's thread, which then
-//! need not ask the server. The thread asks again after a message of redlatch's or Redisson's
-//! scripts, and after a reconnect. The first thread in the queue also asks when the holder's lease
-//! ends.
+//! The entry is in the process's list before Redis has it. From then on, another thread of the
+//! process may pass its hold to the entry. A grant or a passed hold wakes the entry's thread, which
+//! then need not ask the server. After a message of redlatch's or Redisson's scripts, and after a
+//! reconnect, the thread sends another request. The first thread in the queue also sends one when
+//! the holder's lease ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,9 +31,8 @@ const MIN_ASK_INTERVAL: Duration = Duration::from_millis(20);
 /// A thread's entry. If the entry has not become a hold, its drop removes it from the queue.
 pub(crate) struct FairEntry {
     queue: Arc<FairQueue>,
-    /// The entry at the server, with its owner. The entry can receive messages from the moment
-    /// before its first request is sent. (The entry of a thread that does not wait receives no
-    /// messages.)
+    /// The entry at the server, with its owner. It can receive messages from the moment before its
+    /// first request is sent. (If the thread does not wait, its entry receives no messages.)
     pub(super) entry: QueueEntry<Followers, Arc<QueuedThread>>,
     thread: Arc<Thread>,
     terms: Terms,
@@ -63,14 +62,14 @@ impl FairEntry {
         }
     }
 
-    /// Returns how long the thread waits for other threads to join its request.
+    /// Returns how long the thread delays its request so that other threads can join it.
     pub(super) fn linger(&self) -> Duration {
         self.leadership.as_ref().map_or(Duration::ZERO, |_| self.queue.linger(&self.thread))
     }
 
     /// Whether the inbox has a message or a passed hold. A thread that has sent no request yet has
-    /// no inbox: returns whether the thread leads and its process is idle, so that no other thread
-    /// is about to join its request.
+    /// no inbox. For such a thread, returns whether it leads and no other thread is about to join
+    /// its request, because the process neither has the lock nor waits for it.
     pub(super) fn may_collect(&self) -> bool {
         let Some(queued) = &self.entry.mailbox else {
             return self.leadership.is_some() && !self.queue.is_busy();
@@ -84,8 +83,8 @@ impl FairEntry {
     pub(super) fn collect(&mut self, listening: &mut Listening) -> Option<Arc<Tenancy>> {
         let mut inbox = self.entry.mailbox.as_ref()?.recipient.inbox.lock();
         let messages = inbox.messages.take();
-        // If the messages have a grant, a passed hold stays in the inbox. If that grant is no
-        // longer valid, the next step is a request to the server.
+        // If the inbox has a grant, a passed hold stays in the inbox. If the grant is no longer
+        // valid, the thread sends a request.
         let passed = if messages.grant.is_some() { None } else { inbox.passed_hold.take() };
         drop(inbox);
         if messages.is_empty() {
@@ -97,8 +96,8 @@ impl FairEntry {
         granted.map(|granted| self.make_tenancy(granted)).or(passed)
     }
 
-    /// Sends one request. The leader of the newcomers also asks for its companions, the other
-    /// newcomers, in its first request.
+    /// Sends one request. If the thread leads the newcomers, its first request is also for its
+    /// companions: the other newcomers.
     pub(super) fn ask(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
         let (site, lease) = (&queue.site, self.terms.lease());
@@ -119,8 +118,8 @@ impl FairEntry {
             Others::Omitted
         } else {
             // Whether this is the client's first waiter, and the client does not listen yet. The
-            // script marks such a waiter. (A later waiter of the client needs no mark: when that
-            // waiter becomes first, the client listens or is dead.)
+            // script marks such a waiter. (A later waiter of the client needs no mark: when it
+            // becomes the first in the queue, the client listens or is dead.)
             let is_not_listening =
                 !site.core.pubsub.is_own_confirmed(&site.name) && !queue.has_queued();
             Others::Companions { owners: &owners, is_not_listening }
@@ -131,7 +130,7 @@ impl FairEntry {
                 let reply = companion_reply(&replied, at, lease);
                 if was_cut() {
                     // The leader's own limit ended its request. The companions have other limits,
-                    // so each companion now asks for itself.
+                    // so each of them now sends its own request.
                     lead.request_state.entry.request_failed(reply.err().as_ref());
                     return (newcomer, Ok(lead));
                 }
@@ -189,8 +188,8 @@ impl FairEntry {
     }
 
     /// Restores this thread's entry, which the server has lost. All waiters of this process may
-    /// have lost their entries. One waiter requests the entries of all waiters, and the others
-    /// need no request. If the request fails, the next keep-alive finds the missing entries.
+    /// have lost their entries. So one waiter sends a request for all of them, and the others need
+    /// no request. If the request fails, the next keep-alive detects the missing entries.
     fn requeue_all(&mut self, listening: &mut Listening) -> Result<Try<Arc<Tenancy>>, Error> {
         let queue = Arc::clone(&self.queue);
         let Some(requeue) = queue.begin_requeue(&self.entry.owner) else {
@@ -241,13 +240,13 @@ impl FairEntry {
                 listening.own.subscribe(latest, || core.pubsub.listen_to_own(name));
                 if by_redisson {
                     // A release by Redisson sends its message on a channel of this waiter alone. If
-                    // no Redisson client stands before this waiter, the waiter needs no such
-                    // channel, because later Redisson clients queue behind the waiter.
+                    // no Redisson client is ahead of this waiter, the waiter needs no such channel:
+                    // later Redisson clients queue behind it.
                     let channel = self.queue.redissons_channel(&self.entry.owner);
                     listening.public.subscribe(latest, || core.pubsub.listen_once(&channel));
                 }
                 // The process's keep-alive detects lost messages, so its waiters need not poll. The
-                // server names an earlier time only for the first waiters in the queue.
+                // server's reply names an earlier time only to the first waiters in the queue.
                 let sleep = ask_after.map_or_else(
                     || Self::slow_poll_interval(core),
                     |ask| ask.max(MIN_ASK_INTERVAL),
@@ -309,8 +308,8 @@ impl FairEntry {
         Arc::new(Tenancy::new(hold, Arc::clone(&self.thread)))
     }
 
-    /// Gives back a grant that too few replicas have. The call gives up the old entry. The thread's
-    /// next request makes a new entry at the end of the queue, under a new owner.
+    /// Gives back a grant that too few replicas have, and gives up the old entry. The thread's next
+    /// request makes a new entry at the end of the queue, under a new owner.
     fn give_back(&mut self, in_doubt: bool, unacknowledged: Error) -> Error {
         let (passed, queue) = (self.stand_down(), Arc::clone(&self.queue));
         let mut used = std::mem::replace(&mut self.entry, QueueEntry::new(&queue.site, self.terms));
@@ -326,8 +325,8 @@ impl FairEntry {
 
 /// The end of an entry.
 impl FairEntry {
-    /// Whether the server granted the hold to this entry. If this is false, a thread of this
-    /// process has passed the hold to this entry.
+    /// Whether the server granted the hold to this entry. If not, a thread of this process has
+    /// passed the hold to this entry.
     pub(super) fn is_owner_of(&self, hold: &Hold) -> bool {
         hold.owner.number() == self.entry.owner.number()
     }
@@ -373,8 +372,7 @@ impl Drop for FairEntry {
             let _ = site.leave(&tenancy, None, Leaving::Posted);
         }
         // The entry is given up even if a hold was passed to it. If the server no longer has the
-        // passed hold, it may have granted the lock to this entry, and no thread would read that
-        // grant.
+        // passed hold, it may have granted the lock to this entry. No thread would read this grant.
         let scripts = self.queue.scripts();
         let left = self.entry.end_owner(Inbox::new(), |owner, _| scripts.give_up_command(owner));
         site.remove_leftover(left, Cleanup::queued);

@@ -7,13 +7,13 @@
 //!            server or a thread of this process gives it the lock, or its wait is over
 //! ```
 //!
-//! Threads that one request names get neighbouring entries, so they pass the lock on without the
-//! server. The server orders threads by their requests, and the threads of one request by their
-//! arrival. If the same threads lock again and again, their order in the queue stays the same. If
-//! neighbours in the queue belong to different processes, they stay neighbours for ever, and each
-//! grant is a hand-off between processes. Therefore the leader waits for a moment before it asks,
-//! if its process already has the lock or stands in the queue. In this time, threads that are just
-//! releasing the lock can join the leader's request.
+//! If one request names several threads, these threads get neighbouring entries. Then they can pass
+//! the lock on without the server. The server orders threads by their requests, and the threads of
+//! one request by their arrival. If the same threads lock again and again, their order in the queue
+//! stays the same. So if neighbours in the queue belong to different processes, they stay
+//! neighbours for ever, and each grant is a hand-off between processes. Therefore the leader delays
+//! its request for a moment if its process already has the lock or is in the queue. In this time,
+//! threads that are just releasing the lock can join the leader's request.
 
 use std::fmt;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub(crate) struct FairQueue {
 
 type Newcomers = Queue<Terms, Arc<Tenancy>, FairEntry>;
 pub(super) type Newcomer = LocalWaiter<Terms, Arc<Tenancy>, FairEntry>;
-/// A newcomer's lead after the request that named the newcomer, or the error of that request.
+/// The answer to a leader's request for one of its companions: the companion's lead, or the error.
 pub(super) type QueueAnswer = Result<Lead<FairEntry>, Error>;
 
 pub(super) struct FairWaiters {
@@ -68,7 +68,7 @@ pub(super) struct FairWaiters {
 struct Steady {
     since: u64,
     last: u64,
-    /// The version of the client's own channel, which changes with each new connection.
+    /// The version of the client's own channel. The version changes with each new connection.
     version: Option<u64>,
 }
 
@@ -101,7 +101,7 @@ impl FairQueue {
         Line::new(&self.keys, followers)
     }
 
-    /// Returns how long the leader waits for other threads to join its request.
+    /// Returns how long the leader delays its request so that other threads can join it.
     pub(super) fn linger(&self, thread: &Arc<Thread>) -> Duration {
         if self.site.gate.lingers(thread) { LINGER } else { Duration::ZERO }
     }
@@ -116,9 +116,9 @@ impl FairQueue {
         self.site.gate.standing().iter().any(|queued| queued.inbox.lock().is_queued)
     }
 
-    /// Returns the leader's companions: the newcomers for which the leader asks. Companions stay
-    /// newcomers until they are [answered](Self::answer). If the leader's thread ends before that,
-    /// one of the companions leads next.
+    /// Returns the leader's companions: the newcomers for which the leader sends its request. They
+    /// stay newcomers until the leader gives them the [answer](Self::answer). If the leader's
+    /// thread ends before that, one of the companions leads next.
     pub(super) fn companions(self: &Arc<Self>) -> Vec<(Arc<Newcomer>, Lead<FairEntry>)> {
         self.site.gate.lingers_no_more();
         let newcomers = self.waiters.lock().newcomers.first_ones(MAX_OWNERS);
@@ -133,9 +133,9 @@ impl FairQueue {
     /// hold to `queued`, and the process's keep-alive names `queued`.
     pub(super) fn enlist(self: &Arc<Self>, queued: Arc<QueuedThread>) {
         // The thread is added to the list before `has_keep_alive` is read, because `command` reads
-        // the list before it clears `has_keep_alive`. In the other order, this thread could find
-        // `has_keep_alive` set, and `command` could then find the list empty and end the
-        // keep-alives.
+        // the list before it clears `has_keep_alive`. In the other order, `command` could find the
+        // list empty, this thread could then add itself and find `has_keep_alive` set, and
+        // `command` would end the keep-alives.
         self.site.gate.stand(queued);
         self.site.update_wanted();
         if !std::mem::replace(&mut self.waiters.lock().has_keep_alive, true) {
@@ -144,7 +144,7 @@ impl FairQueue {
         }
     }
 
-    /// Delivers the answers to the leader's request. Each companion leads for itself from here on,
+    /// Delivers the answers to the leader's request. From here on, each companion leads for itself
     /// or fails. The leadership goes to the next newcomer. If a companion has left in the meantime,
     /// its entry is given up.
     pub(super) fn answer(
@@ -171,9 +171,9 @@ impl FairQueue {
         wakes.into_iter().for_each(Wake::now);
     }
 
-    /// Returns the other queued waiters of the process, for one request that restores the entries
+    /// Returns the other queued waiters of the process, so that one request can restore the entries
     /// of all. Until the result is dropped, no other thread makes such a request. Returns `None` if
-    /// another thread is making such a request.
+    /// another thread is making one.
     pub(super) fn begin_requeue(self: &Arc<Self>, owner: &Owner) -> Option<Requeue> {
         if std::mem::replace(&mut self.waiters.lock().is_requeueing, true) {
             return None;
@@ -186,7 +186,7 @@ impl FairQueue {
         Some(Requeue { queue: Arc::clone(self), owners })
     }
 
-    /// Makes all waiters of the process except this owner ask the server.
+    /// Makes each waiter of the process, except this owner, send a request.
     pub(super) fn ask_all_but(&self, owner: &Owner) {
         let all = self.site.gate.standing();
         all.iter().filter(|one| one.owner.number() != owner.number()).for_each(|one| one.prompt());
@@ -208,7 +208,7 @@ impl FairQueue {
     }
 }
 
-/// A thread's right to restore the entries of all waiters of its process that have lost them.
+/// The right of one thread to restore all lost entries of its process.
 pub(super) struct Requeue {
     queue: Arc<FairQueue>,
     pub(super) owners: Vec<Owner>,
@@ -288,7 +288,7 @@ impl KeepAlive for FairQueue {
             Ok(kept) => {
                 self.record_answer();
                 let queued = self.site.gate.standing();
-                // The oldest waiter without an entry asks for all such waiters.
+                // The oldest waiter without an entry sends one request for all such waiters.
                 let missing =
                     |queued: &&QueuedThread| kept.missing.contains(&queued.owner.number());
                 let all = || queued.iter().map(|queued| &**queued);
@@ -318,8 +318,8 @@ impl FairQueue {
     }
 
     /// Whether the steady period continues: since the last answer, no keep-alive was late, and the
-    /// client did not reconnect. A gap or a new connection may mean that the process was paused or
-    /// that the server is another one.
+    /// client did not reconnect. A gap may mean that the process was paused, and a new connection
+    /// may lead to another server.
     fn is_still_steady(&self, steady: Steady, now: u64) -> bool {
         now.saturating_sub(steady.last) <= clock::nanos(self.interval() + MAX_DELAY)
             && steady.version == self.site.core.pubsub.own_version(&self.site.name)
@@ -334,5 +334,5 @@ const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// this process for this time. The other waiters must have sent no keep-alive for the same time
 /// (`SILENT` in `keep_alive.lua`).
 const SILENT: Duration = Duration::from_secs(2);
-/// A keep-alive's answer that is late by at most this time does not end the steady period.
+/// If the answer to a keep-alive is late by at most this time, the steady period continues.
 const MAX_DELAY: Duration = Duration::from_millis(500);

@@ -55,8 +55,8 @@ fn ask(lock: &FairLock, leader: &mut FairLeadership<'_>) -> Result<Try<Arc<Tenan
     lock.ask(leader.lead_or(|it| lock.request_state(&claim, it)), &claim)
 }
 
-/// Takes the leadership from a newcomer's signal. If another thread asked for the newcomer, the
-/// leadership comes with an entry.
+/// Takes the leadership from a newcomer's signal. The leadership comes with an entry if another
+/// thread has sent a request for the newcomer.
 fn take_leadership<'a>(lock: &'a FairLock, newcomer: &Arc<Newcomer>) -> FairLeadership<'a> {
     match newcomer.take_signal() {
         Some(Signal::Leadership(leadership, lead)) => {
@@ -207,7 +207,7 @@ fn the_first_in_line_does_not_ask_before_the_lease_has_ended() {
         let Try::Busy(sleep) = ask(&lock, &mut leader).unwrap() else { panic!("it is held") };
         let (seconds, micros): (u64, u64) = redis::cmd("TIME").query(&mut redis).unwrap();
         let now = seconds * 1_000_000 + micros;
-        // The lock's key exists until the millisecond of its expiry is over.
+        // The server deletes the lock's key only after the millisecond of its expiry.
         let ends: u64 = redis::cmd("PEXPIRETIME").arg("ends").query(&mut redis).unwrap();
         let free = (ends + 1) * 1_000;
         let asks = now + u64::try_from(sleep.as_micros()).unwrap();
@@ -353,7 +353,8 @@ fn a_grant_that_comes_when_a_passed_hold_was_taken_is_given_back() {
     let (lock, name) = (client.fair_lock("on its way"), "on its way");
     let guard = other.fair_lock(name).lock().unwrap();
     let mut leader = queued_leader(&lock);
-    // The subscriber's thread has this mailbox after it has looked up a message's owner.
+    // The subscriber thread has a reference to this mailbox after it has looked up the owner of a
+    // message.
     let mailbox = mailbox(&leader);
     pass(&lock, &leader);
     let Lead { listening, request_state: entry } = leader.lead.as_mut().unwrap();

@@ -14,11 +14,10 @@ use crate::scripts::FencingToken;
 /// - When one part is lost, the guard reports the loss of the lock, and the client calls the
 ///   guard's callbacks once. (The guard of a quorum reports the loss when less than a majority is
 ///   left.) The client holds and renews the other parts until the guard is dropped.
-/// - [`unlock`](LockGuard::unlock) releases this guard's level of each part, in one round trip if
-///   the parts [allow this](MultiLock#what-it-costs). If the parts do not allow this, `unlock`
-///   releases the parts one by one, the last part first, with one round trip for each. The parts of
-///   a quorum are released at the same time. `unlock` waits only once for a server that does not
-///   answer.
+/// - [`unlock`](LockGuard::unlock) releases this guard's level of each part. If the parts [allow
+///   it](MultiLock#what-it-costs), this takes one round trip. Otherwise `unlock` releases the parts
+///   one by one, the last part first, with one round trip for each. The parts of a quorum are
+///   released at the same time. `unlock` waits only once for a server that does not answer.
 /// - An error of `unlock` contains the name of one part. All parts without an error are released.
 ///   For a quorum, `unlock` fails only if it released less than a majority.
 ///

@@ -93,8 +93,8 @@ impl GuardLevels {
         if passed.len() >= self.needed {
             return Ok(());
         }
-        // Of several errors, returns one that is true of the whole lock: `EndsTooSoon` if the lock
-        // is still held, and an error of another kind if the lock is not held.
+        // If there are several errors, return one that is true of the whole lock: `EndsTooSoon` if
+        // the lock is still held, and otherwise an error of another kind.
         let too_soon = self.is_held();
         let mut failed: Vec<_> = failed.into_iter().filter_map(Result::err).collect();
         let is_of_lock = |error: &Error| (error.kind() == ErrorKind::EndsTooSoon) == too_soon;
@@ -128,10 +128,10 @@ impl GuardLevels {
         self.held.iter().any(HeldLock::is_wanted)
     }
 
-    /// Raises all locks, then leaves them to expire. A lock that was left to expire cannot be taken
-    /// back, so every step that may fail comes first. (After a failure, the drop releases all
-    /// locks.) For a quorum, the raised locks (at least a majority) are left to expire, and the
-    /// other locks are released.
+    /// Raises all locks, and then leaves them to expire. A lock that was left to expire cannot be
+    /// released any longer, so every step that may fail comes first. (After a failure, the drop
+    /// releases all locks.) For a quorum, the raised locks (at least a majority) are left to
+    /// expire, and the other locks are released.
     pub(in crate::lock) fn leave_to_expire(mut self) -> Result<(), Error> {
         Error::if_forked(&self.name)?;
         let mut raised = self.ask_each(HeldLock::raise);
@@ -144,7 +144,7 @@ impl GuardLevels {
             .map_err(|error| error.now("none of the locks that are held together is left taken"))?;
         let held = std::mem::take(&mut self.held).into_iter().zip(is_raised);
         held.filter(|(_, is_raised)| *is_raised).for_each(|(held, _)| {
-            // If a lock is lost now, this counts as a loss after the call.
+            // Ignore the error: a lock that is lost now is lost after the call.
             let _ = held.leave_raised();
         });
         Ok(())
@@ -166,8 +166,7 @@ impl GuardLevels {
         ask: impl Fn(&HeldLock) -> Result<(), Error> + Sync,
     ) -> Vec<Result<(), Error>> {
         match self.rule {
-            // When the request to one server fails, the call ends and does not ask the later
-            // servers.
+            // If the request to one server fails, the call ends and does not ask the other servers.
             Rule::All => match self.held.iter().try_for_each(ask) {
                 Ok(()) => self.held.iter().map(|_| Ok(())).collect(),
                 Err(error) => vec![Err(error)],
@@ -217,8 +216,9 @@ impl GuardLevels {
     }
 }
 
-/// Releases the locks one after the other. If a server does not answer, the function waits for that
-/// server only once. It then posts the releases of the same client's other holds, as a drop does.
+/// Releases the locks one after the other. If a server does not answer, the function waits for it
+/// only once: it then sends the releases of the same client's other holds without waiting, as a
+/// drop does.
 fn unlock(held: impl Iterator<Item = HeldLock>) -> impl Iterator<Item = Result<(), Error>> {
     let mut silent: Vec<Arc<Core>> = Vec::new();
     held.map(move |held| {

@@ -43,8 +43,8 @@ fn is_free(server: &ModelServer) -> bool {
 }
 
 /// If the request for all locks takes none of them, the thread waits only for the first lock. It
-/// has handed on the leadership of the other locks, so other threads take and release these locks
-/// in the meantime.
+/// has handed on the leadership of the other locks, so other threads take and release them in the
+/// meantime.
 #[test]
 fn a_thread_that_waits_for_the_first_lock_keeps_no_other_lock_from_the_others() {
     let refusals = Arc::new(AtomicUsize::new(0));
@@ -115,8 +115,8 @@ fn play(processes: usize) -> usize {
     server.refusals()
 }
 
-/// If two threads led for one lock, the second thread's request would find the lock held by the
-/// first thread. So the server refuses a request if a leadership is handed on twice.
+/// If two threads led for one lock, the second thread's request would find that the first thread
+/// holds the lock. So if a leadership is handed on twice, the server refuses a request.
 #[test]
 fn threads_with_lists_that_overlap_end_and_one_at_a_time_leads() {
     explore(1_000, || {

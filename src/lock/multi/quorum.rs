@@ -122,8 +122,8 @@ fn no_majority(lock: &MultiLock, failed: Vec<Error>) -> Error {
         ),
     };
     let mut error = Error::new(kind, message).transient(transient).unknown(unknown);
-    // The wait continues if a majority of the servers would answer once the errors that may pass
-    // have passed.
+    // The wait continues if, without the errors that may pass by themselves, a majority of the
+    // servers answers.
     let passing: Vec<_> = failed.iter().filter_map(Error::passing).collect();
     if listed - (failed_count - passing.len()) >= lock.needed() {
         let outage = passing.iter().copied().find(|it| *it == Passing::Outage);

@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind};
 use crate::lock::{Handle, HeldLock, Part};
 use crate::site::Leaving;
 
-/// The wait for a server is the lease divided by `WAIT_DIVISOR`. The wait is at least `MIN_WAIT`
-/// and at least `ROUND_TRIPS` round trips, because a connection may have to be opened.
+/// The call waits for a server for the lease divided by `WAIT_DIVISOR`, but at least for `MIN_WAIT`
+/// and for `ROUND_TRIPS` round trips, because it may have to open a connection.
 const WAIT_DIVISOR: u32 = 50;
 const MIN_WAIT: Duration = Duration::from_millis(50);
 const ROUND_TRIPS: u32 = 8;

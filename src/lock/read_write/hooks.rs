@@ -54,8 +54,8 @@ impl Hooks<'_, '_> {
             refused => {
                 site.give_up_entry(entry);
                 refused?;
-                // The server no longer has the write hold, and this process had not noticed the
-                // loss.
+                // The server no longer has the write hold, but this process has not noticed the
+                // loss yet.
                 if writing.is_held() {
                     let writes = self.handle.site_of(Mode::Write);
                     writes.lose_hold(&writing.hold(), LostReason::Revoked);
@@ -66,8 +66,8 @@ impl Hooks<'_, '_> {
         let admitted = self.admit_reader(Arc::clone(&granted), claim, || {});
         let Ok(Some(tenancy)) = admitted else {
             site.give_up_entry(entry);
-            // The gate did not admit the read grant. A lost read grant proves nothing about the
-            // write hold.
+            // The gate did not admit the grant to read. This alone does not show that the write
+            // hold is lost.
             let is_late = clock::now() >= granted.hold().deadline();
             admitted?;
             return if is_late { Err(Error::late_grant(&site.name)) } else { Ok(None) };
@@ -81,9 +81,9 @@ impl Hooks<'_, '_> {
         Ok(Some(tenancy))
     }
 
-    /// Lets the leader read together with other threads of the process. During their turn, the
-    /// leader joins at once. After the turn, the leader joins if the server answers that no process
-    /// waits.
+    /// Lets the leader read together with other threads of the process. During the turn of these
+    /// readers, the leader joins at once. After their turn, the leader asks the server, and joins
+    /// if no process waits.
     pub(in crate::lock) fn join_readers(
         &self,
         claim: &Claim<'_, LockNeed>,
@@ -95,8 +95,8 @@ impl Hooks<'_, '_> {
         };
         let hold = &tenancy.hold();
         if !in_turn {
-            // The leader already counts as a reader, so no thread releases the hold in the
-            // meantime.
+            // The leader is already a tenant of the hold, so no other thread releases the hold in
+            // the meantime.
             let leave = || {
                 let level = self.handle.level(&tenancy);
                 let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
@@ -104,8 +104,8 @@ impl Hooks<'_, '_> {
             let (arrivals, sent_at, lease) = (site.arrivals(), clock::now(), terms.lease());
             let certain = hold.asks_for(lease);
             match site.scripts().read_on(&hold.owner, lease) {
-                // Processes wait, so this request extended no lease. (If the request was sent
-                // twice, the first copy may have extended a lease.)
+                // Other processes wait, so the server extended no lease in this request. (If the
+                // request was sent twice, the first copy may have extended the lease.)
                 Ok(Replied { reply: Some(1..), .. }) => {
                     leave();
                     return Ok(None);
@@ -173,7 +173,7 @@ impl Hooks<'_, '_> {
 
     /// Admits the grant. If other threads of the process read under an older hold, the thread joins
     /// them instead, because one hold is enough. Returns `None` if the process no longer has the
-    /// grant. Calls `retire_owner` when no thread may send more requests under the grant's owner.
+    /// grant. Calls `retire_owner` if no thread may send further requests under the grant's owner.
     fn admit_reader(
         &self,
         granted: Arc<Tenancy>,
@@ -199,7 +199,8 @@ impl Hooks<'_, '_> {
                 let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
                 continue;
             }
-            // The new hold is not needed, so it is released. The next request uses another owner.
+            // The new hold is not needed, so the client releases it. The next request must have
+            // another owner.
             retire_owner();
             let _ = site.release(&granted.hold(), Leaving::Posted);
             return Ok(self.handle.ensure_lease(&tenancy)?.then_some(tenancy));

@@ -62,7 +62,8 @@ struct Inside {
     writing: AtomicUsize,
 }
 
-/// Counts of events over all schedules. A test whose event never happens proves nothing.
+/// Counts of events over all schedules. If an event never happens, a test of this event proves
+/// nothing.
 #[derive(Default)]
 struct ReadWriteEvents {
     read: AtomicUsize,
@@ -81,7 +82,7 @@ fn try_to_take(lock: &dyn Lock) -> Result<Option<LockGuard>, Error> {
     match thread_rng().gen_range(0..4) {
         0 => lock.try_lock().map(Attempt::into_option),
         1 => match lock.lock_within(Instant::now().into()) {
-            // The model's steps take real time, so the limit may pass before the reply.
+            // The model's steps take real time, so the limit may pass before the reply arrives.
             Err(error) if error.is_transient() => Ok(None),
             taken => taken.map(Attempt::into_option),
         },
@@ -203,8 +204,8 @@ fn of_two_processes_one_writes_or_some_read_and_every_thread_ends() {
 }
 
 /// Asserts that while a write guard reports "held", no other guard of its process reports "held".
-/// (A reader may meet a writer that has no guard yet: the reader loses its hold before the writer
-/// gets its guard.)
+/// (A reader may still report "held" while a writer has no guard yet: the reader loses its hold
+/// before the writer gets its guard.)
 fn check_alone(lock: &ReadWriteLock, writing: &LockGuard) {
     let own = Thread::current();
     let others = [Mode::Read, Mode::Write].map(|mode| {
@@ -213,8 +214,8 @@ fn check_alone(lock: &ReadWriteLock, writing: &LockGuard) {
             tenancies.filter(|other| other.thread.id() != own.id()).cloned().collect::<Vec<_>>()
         })
     });
-    // The check for two holders comes after all tenancies are collected. A guard that is held now
-    // was also held while the tenancies were collected.
+    // All tenancies are collected before the check for two holders. So a guard that is held now was
+    // also held while the tenancies were collected.
     for other in others.iter().flatten() {
         let both = writing.is_held() && other.is_held();
         assert!(!both, "{other:?} beside {writing:?}");
@@ -273,8 +274,8 @@ fn a_guard_that_says_held_is_alone_though_the_lock_is_deleted() {
 #[test]
 fn a_guard_that_says_held_is_alone_though_the_lock_is_unlocked_by_force() {
     explore(1_000, || {
-        // The waits are limited. In an endless wait, a thread may need the renewer to undo a late
-        // grant, and the model has no renewer.
+        // The waits have limits. To end an endless wait, the renewer may have to undo a late grant,
+        // and the model has no renewer.
         rob(try_to_take, |process, _| {
             let lock = &process.lock;
             let side: &dyn Lock = if chance(0.5) { lock.reader() } else { lock.writer() };
@@ -321,8 +322,8 @@ fn a_reader_granted_under_a_lost_hold_does_not_read_beside_the_next_writer() {
     });
 }
 
-/// A process is granted the read lock although it already has a read hold. The process gives the
-/// new hold back, and no thread asks under the new hold's owner again.
+/// The server grants a process the read lock although the process already has a read hold. The
+/// process gives the new hold back, and no thread sends another request under the new hold's owner.
 #[test]
 fn an_owner_whose_hold_was_not_needed_is_not_used_again() {
     explore(1_000, || {

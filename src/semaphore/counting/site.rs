@@ -25,8 +25,8 @@ pub(crate) struct SemaphoreSite {
     pub(super) name: Name,
     pub(super) route: Route,
     pub(super) channel: Arc<str>,
-    /// The key of the semaphore's mark, which tells this semaphore from earlier and later ones of
-    /// the same name.
+    /// The key of the semaphore's mark, a text that distinguishes this semaphore from earlier and
+    /// later semaphores of the same name.
     mark: Box<str>,
     pub(super) requests: Arc<Requests>,
     debt: Mutex<Debt>,
@@ -35,8 +35,8 @@ pub(crate) struct SemaphoreSite {
 }
 
 /// Permits that the client must give back, and for which no request is open. A release adds its
-/// permits to the debt if too many releases have no reply yet, or if the server cannot be reached
-/// or refuses the release. One request gives all of these permits back.
+/// permits to the debt in three cases: too many releases have no reply yet, the server cannot be
+/// reached, or the server refuses the release. One request gives all of these permits back.
 #[derive(Debug, Default)]
 struct Debt {
     permits: u64,
@@ -59,8 +59,8 @@ pub(super) enum Giving {
     AwaitedAndRepeated,
 }
 
-/// The maximum number of releases of a lane that have no reply yet. Above this number, dropped
-/// permits are added to the debt, which one request pays. So no drop of a permit waits for the
+/// The maximum number of a lane's releases that have no reply yet. (A lane is a shared connection.)
+/// Above this number, dropped permits are added to the debt. So no drop of a permit waits for the
 /// server, and the memory for releases is bounded in the client and in the server.
 const MOST_POSTED: usize = 500;
 
@@ -163,9 +163,9 @@ impl SemaphoreSite {
         }
         self.requests.close(request_id);
         if in_doubt || self.route.incarnation() != asked {
-            // Either the first copy of this release may have given the permits back, or a new
-            // server has replied, which never received the request that took the permits. In both
-            // cases another release would free too many permits.
+            // There are two possible reasons. The first copy of this release gave the permits back.
+            // Or a new server has replied, which never received the request that took the permits.
+            // In both cases another release would free too many permits.
             return unacknowledged.unknown(true).now(FORGOTTEN);
         }
         // The server has forgotten the request that took the permits, so a new request adds them.
@@ -186,7 +186,7 @@ impl SemaphoreSite {
     ) -> Result<(), Error> {
         match self.gate.pass(without_leases(permits)).number {
             0 => Ok(()),
-            // Other threads have received some permits, so the caller must not repeat the release.
+            // Other threads have some of the permits, so the caller must not repeat the release.
             rest if rest < permits && giving == Giving::Awaited => {
                 self.send_back(rest, Giving::AwaitedAndRepeated)
             }
@@ -229,8 +229,8 @@ impl SemaphoreSite {
         if self.core.is_shut_down() { NO_BACKGROUND } else { IN_THE_BACKGROUND }
     }
 
-    /// Checks whether the reply says that the server, a new master, lacks earlier requests. If so,
-    /// the renewer repeats the earlier requests and then sends the release again.
+    /// Checks whether the reply says that the server lacks earlier requests, because it is a new
+    /// master. If so, the renewer repeats the earlier requests and then sends the release again.
     fn check_behind(&self, request_id: RequestId, outcome: &Outcome) {
         if matches!(outcome, Ok(reply) if Requests::is_behind(reply)) {
             self.requests.must_be_mended(request_id, self.route.incarnation());
@@ -278,8 +278,8 @@ impl PermitSource for SemaphoreSite {
         let (request_id, asked) = (self.open(), self.route.incarnation());
         let outcome = self.scripts().try_acquire(request_id, clients, needs);
         if let Ok(Replied { reply: (Some(taken), _), in_doubt, .. }) = &outcome
-            // A second copy gets the same reply for a missing semaphore as for a semaphore without
-            // free permits.
+            // The reply to a second copy does not distinguish a missing semaphore from a semaphore
+            // without free permits.
             && (*taken > 0 || !in_doubt)
         {
             self.size.record_found();
@@ -321,7 +321,6 @@ impl PermitSource for SemaphoreSite {
     }
 }
 
-/// Permits without leases.
 fn without_leases(number: u32) -> Permits<Infallible> {
     Permits { number, terms: None, leases: Vec::new() }
 }
@@ -330,8 +329,8 @@ impl Debtor for SemaphoreSite {
     fn command(&self) -> Option<Command> {
         let permits = {
             let mut debt = self.debt.lock();
-            // `has_cleanup` is reset under the mutex that guards `permits`, so a thread that adds
-            // to the debt afterwards queues a new cleanup.
+            // `has_cleanup` is reset under the mutex that guards `permits`. So if a thread adds to
+            // the debt afterwards, it queues a new cleanup.
             debt.has_cleanup = debt.permits > 0;
             std::mem::take(&mut debt.permits)
         };
@@ -405,8 +404,8 @@ struct Release {
 }
 
 impl Release {
-    /// Handles the outcome of the release. `repeats`: whether the permits are added to the debt if
-    /// the server refused the release or the client could not send it.
+    /// Handles the outcome of the release. `repeats`: if the server refused the release or the
+    /// client could not send it, the permits are added to the debt.
     fn handle_outcome(
         &self,
         outcome: Result<Replied<Marked<Option<i64>>>, Trouble>,
@@ -459,7 +458,7 @@ pub(super) const GIVEN_BACK_HERE: &str =
     "the permits are given back, do not release them again; a later master may not know this";
 const IN_THE_BACKGROUND: &str =
     "the permits are given back in the background: do not release them again";
-/// The text in an error after which the client repeats the release as a [numbered
+/// The text that an error contains if the client repeats the release as a [numbered
 /// request](Cleanup::numbered).
 const FOR_FOUR_MINUTES: &str = "the permits are given back in the background, for up to four \
                                 minutes: do not release them again";

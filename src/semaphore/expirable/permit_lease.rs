@@ -1,10 +1,10 @@
 //! A permit lease: one permit of this process, with its lease and its current guard.
 //!
 //! A permit lease has a hold, whose owner is the permit's id. (The server stores the id in a sorted
-//! set, as it stores a lock's owner in a hash.) Each guard of the permit has its own tenancy of
-//! this hold. If a thread passes the permit to another thread, the permit lease goes to a new
-//! guard. If the program has read the id, the permit lease is never passed: the program could use
-//! the id to give back the permit of the new guard.
+//! set, as it stores a lock's owner in a hash.) A guard's use of this hold is a tenancy: each guard
+//! of the permit has its own. If a thread passes the permit to another thread, the permit lease
+//! gets a new guard. If the program has read the id, the permit lease is never passed: the program
+//! could use the id to give back the permit of the new guard.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -118,8 +118,8 @@ impl PermitLease {
 
     /// Ends the permit lease of a permit that is given back or left taken.
     pub(super) fn end(&self) {
-        // `finish` ends the tenancy under the mutex. So a guard that no longer finds its permit
-        // also finds the tenancy released, and reports no loss.
+        // `finish` ends the tenancy under the mutex. So if a guard no longer finds its permit, its
+        // tenancy is already released, and the guard reports no loss.
         if let Some(tenancy) = self.finish(Tenancy::step_down).0 {
             self.tell_released(&tenancy);
         }
@@ -157,7 +157,7 @@ impl PermitLease {
     }
 
     /// Ends the permit lease, and calls `ends` for its last tenancy under the mutex. Returns this
-    /// tenancy, whether a renewal is under way, and whether this was the first call.
+    /// tenancy, whether a renewal is on its way, and whether this was the first call.
     fn finish(&self, ends: impl FnOnce(&Tenancy)) -> (Option<Arc<Tenancy>>, bool, bool) {
         let mut state = self.state.lock();
         let first = !std::mem::replace(&mut state.is_over, true);
@@ -188,7 +188,7 @@ impl PermitLease {
         }
         self.hold.confirm(sent_at, certain);
         if self.hold.lost().is_some() {
-            // The permit was lost while the request was under way.
+            // The permit was lost while the request was on its way.
             self.site.release_later(&[self.id], lease);
         }
     }
@@ -234,7 +234,7 @@ impl Leaseholder for PermitLease {
         Some(look(Renewing { hold: Cow::Borrowed(hold), state, progress }))
     }
 
-    /// A program that has read the id may have asked for a longer lease.
+    /// If the program has read the id, it may have asked for a longer lease.
     fn may_be_longer(&self) -> bool {
         self.id_was_read.load(Ordering::SeqCst)
     }
@@ -273,7 +273,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(20);
 
     /// A release by id first takes the permit from its guard, and then removes the guard's
-    /// callbacks and alarm. The guard's own release may run between these two steps.
+    /// callbacks and alarm. Between these two steps, the guard's own release may run.
     #[test]
     fn a_permit_that_a_release_by_id_has_just_ended_is_not_lost() {
         let server = Server::start().unwrap();

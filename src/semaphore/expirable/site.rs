@@ -115,8 +115,8 @@ impl ExpirableSite {
         drop(forgotten);
     }
 
-    /// Gives back permits in the background. No guard of this process has these permits, but the
-    /// server may still count them as taken, or a late copy of the acquire may still take them.
+    /// Gives back permits in the background. No guard of this process has these permits, but at the
+    /// server they may still be taken, or a late copy of the acquire may still take them.
     pub(super) fn release_later(&self, ids: &[PermitId], lease: Duration) {
         let command = self.scripts().release_command(ids, false);
         self.core.watchdog.clean_up(Cleanup::released(&self.name, command, lease));
@@ -224,7 +224,7 @@ impl ExpirableSite {
         drop(held);
         permit_leases.iter().for_each(|permit_lease| permit_lease.arm());
         // When the incarnation changes, the renewer renews all permit leases in the map. These
-        // permit leases may have entered the map after that, so this thread renews them now.
+        // permit leases may have entered the map later, so this thread renews them now.
         if self.route.incarnation() != asked.incarnation {
             let renewals =
                 permit_leases.iter().filter_map(|permit_lease| permit_lease.early_renewal());
@@ -271,7 +271,7 @@ impl PermitSource for ExpirableSite {
     type Lease = Arc<PermitLease>;
     const KIND: Kind = Kind::ExpirableSemaphore;
     const HAS_LEASES: bool = true;
-    // More permits would exceed the limit of Lua's `unpack`. This constant also limits the server's
+    // A greater number would exceed the limit of Lua's `unpack`. The limit also bounds the server's
     // work for one call.
     const MAX_PERMITS: u32 = 1_024;
 
@@ -479,8 +479,8 @@ impl PermitRelease {
             Ok(Replied { reply, in_doubt, .. }) => {
                 site.record_listeners(&reply);
                 // If a late copy of the acquire may still arrive, a second release must follow. The
-                // second release is sent after the reply to the first release. If the second
-                // release ran first, the first release would find nothing to give back.
+                // client sends the second release after the reply to the first release. If the
+                // second release ran first, the first release would find nothing to give back.
                 release_later(
                     &mut self
                         .permit_leases

@@ -2,13 +2,12 @@
 //!
 //! When the server refuses a request, the gate closes, and arriving threads queue. The first thread
 //! becomes the leader, and sends one request for itself and the threads behind it. If a thread of
-//! this process gives permits back, the queue's first thread may get them directly.
+//! this process gives permits back, the first thread in the queue may get them directly.
 //!
-//! A thread gets all the permits that it needs, or none. If permits from the server or from another
-//! thread cover the whole need of the first thread in the queue, this thread gets them. No thread
-//! overtakes the first thread. Permits that do not cover the first thread's need go back to the
-//! server at once. If two processes each kept a part of the permits that they need, they would wait
-//! for each other for ever.
+//! A thread gets all the permits that it needs, or none. The first thread in the queue gets permits
+//! from the server or from another thread as soon as they cover its whole need, and no thread
+//! overtakes it. Permits that do not cover this need go back to the server at once. Otherwise two
+//! processes could each keep a part of the permits that they need, and wait for each other.
 
 use std::iter;
 use std::sync::Arc;
@@ -39,7 +38,7 @@ pub(crate) struct Permits<L> {
 }
 
 impl<L> Permits<L> {
-    /// Splits off permits for a need, if there are enough permits with the need's terms.
+    /// Splits off permits for a need, if the terms are equal and there are enough permits.
     pub(crate) fn take(&mut self, need: PermitNeed) -> Option<Self> {
         let rest = self.number.checked_sub(need.permits).filter(|_| need.terms == self.terms)?;
         self.number = rest;
@@ -89,8 +88,7 @@ pub(crate) struct PermitRequestState {
 }
 
 /// The server's last refusal. While threads pass permits to each other, the leader changes often.
-/// Without this record, each new leader would ask for permits that the server has just refused to
-/// the previous leader.
+/// Without this record, each new leader would ask again for permits that were just refused.
 #[derive(Clone, Copy, Debug)]
 struct LastRefusal {
     /// The number of permits that were refused.
@@ -103,7 +101,7 @@ struct LastRefusal {
     retry_at: Option<u64>,
 }
 
-/// How long a refusal keeps later leaders from sending a request. The time must be limited: if the
+/// After a refusal, later leaders send no request for this time. The time must be limited: if the
 /// message that announces permits is lost, only a request finds the permits.
 const FRESH_REFUSAL: u64 = 100_000_000;
 
@@ -184,8 +182,8 @@ impl<L> PermitGate<L> {
 
     /// Returns `Some` if the server would probably refuse the leader: it has just refused the same
     /// number of permits, or fewer, to an earlier leader, and no message has arrived since. (If
-    /// `version` is `None`, the leader does not listen, and only the age of the refusal counts.)
-    /// The inner value is the time after which a request may succeed, if this time is known.
+    /// `version` is `None`, the leader does not listen, and only the age of the refusal decides.)
+    /// The inner value is the time after which a request may succeed, if it is known.
     pub(crate) fn recent_refusal(
         &self,
         version: Option<u64>,
@@ -228,8 +226,8 @@ impl<L> PermitGate<L> {
     }
 
     /// Distributes permits that the server has granted for the threads behind the calling thread.
-    /// The queue may have changed during the request, so `others` go to the threads that are first
-    /// in the queue now. Returns the permits that no waiting thread gets: the caller must give them
+    /// The queue may have changed during the request, so the threads that are first in the queue
+    /// now get `others`. Returns the permits that no waiting thread gets: the caller must give them
     /// back to the server. `asked`: the time at which the request was sent. If the pause after the
     /// last turn was over at that time, a new turn begins.
     pub(crate) fn distribute(&self, others: Permits<L>, asked: u64) -> Permits<L> {
@@ -252,9 +250,9 @@ impl<L> PermitGate<L> {
         rest
     }
 
-    /// Passes permits to the leader and the first threads in the queue, as long as the permits
-    /// cover the whole need of the next thread. Returns the remaining permits, which the caller
-    /// must give back to the server.
+    /// Passes permits to the leader and the first threads in the queue, while the permits cover the
+    /// whole need of the next thread. Returns the remaining permits, which the caller must give
+    /// back to the server.
     pub(crate) fn pass(&self, permits: Permits<L>) -> Permits<L> {
         let now = clock::now();
         let mut wakes = Vec::new();
@@ -294,9 +292,9 @@ impl<L> PermitLeader<L> {
 }
 
 impl<L> PermitGateState<L> {
-    /// Passes permits to the leader. If there is no leader, or if permits were already passed to
-    /// it, passes them to the first thread in the queue. Does nothing if the permits do not cover
-    /// the need of that thread.
+    /// Passes permits to the leader. If there is no leader, or if a thread has already passed
+    /// permits to the leader, passes them to the first thread in the queue. Does nothing if the
+    /// permits do not cover the need of the thread.
     fn pass_first(&mut self, permits: &mut Permits<L>) -> Option<Wake> {
         if let Some(leader) = self.leader.as_mut().filter(|leader| leader.passed.is_none()) {
             leader.passed = Some(permits.take(leader.need)?);

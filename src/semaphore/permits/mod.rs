@@ -135,12 +135,13 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         let mut request_state = PermitRequestState::default();
         // The gate may be open although the process's turn is over. In that case this thread must
         // pause, too. Otherwise its request would come right after a release of its own process,
-        // and win every race. (If no other process listens, the pause is zero.)
+        // and would always arrive first. (If no other process listens, the pause is zero.)
         if must_pause(&**self) {
             request_state.pause = begin_pause(&**self);
         }
         if !wait.blocks() && !request_state.pause.is_zero() {
-            // A call that does not block sends only one request, so other processes go first.
+            // A call that does not block sends only one request. It pauses before this request, so
+            // that other processes can go first.
             let pause = std::mem::take(&mut request_state.pause);
             sleep_for(&**self, claim, pause)?;
             if let Some(entered) = gate.enter(thread, *need, false) {
@@ -190,9 +191,9 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         self.gate().may_collect()
     }
 
-    /// Returns the pause before the leader's next request. The pause lets other processes go first
-    /// after this process's turn, and after each message. There is no pause before the second
-    /// request: that request only finds permits that were given back before the leader listened.
+    /// Returns the pause before the leader's next request. Other processes can ask for permits
+    /// during the pause after this process's turn, and after each message. There is no pause before
+    /// the second request: it only finds permits that were given back before the leader listened.
     fn pause(&self, request_state: &PermitRequestState) -> Duration {
         match request_state.tries {
             0 => request_state.pause,
@@ -219,10 +220,10 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
             let clients = clients(&**self);
             let RequestResult { own, granted, retry_after } =
                 request_for(self, claim.need, &needs, clients)?;
-            // An unmet need is not recorded as a refusal in two cases, in which the next leader
+            // In two cases, an unmet need is not recorded as a refusal, because the next leader
             // must send a request. First, the server may have left permits for other processes that
-            // may not want them. Second, the reply to a grant does not say when the next lease
-            // ends, so the next leader would sleep for too long.
+            // do not want them. Second, the reply to a grant does not say when the next lease ends,
+            // so the next leader would sleep for too long.
             let is_refusal = granted == 0 || clients == 1 && !S::HAS_LEASES;
             let unmet = first_unmet(&needs, granted).filter(|_| is_refusal);
             if let Some((version, need)) = version.zip(unmet) {
@@ -268,7 +269,7 @@ struct RequestResult<L> {
     /// The calling thread's permits.
     own: Option<Permits<L>>,
     /// The number of permits that the server granted for this thread and the threads behind it. The
-    /// threads behind already have their permits. Surplus permits are being given back.
+    /// threads behind already have their permits, and surplus permits are on their way back.
     granted: u32,
     /// After a refusal, the time after which another request may succeed without a message.
     retry_after: Option<Duration>,

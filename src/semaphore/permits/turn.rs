@@ -1,19 +1,19 @@
 //! Turns: the limits within which one process may keep permits that other processes want, too.
 //!
-//! Without turns, one process could keep permits for ever, and the other processes would starve.
-//! The process may send a release and its next request in one packet, and its threads can pass
+//! Without turns, one process could keep permits for ever, and the other processes would starve:
+//! the process may send a release and its next request in one packet, and its threads can pass
 //! permits to each other without a request. A *turn* is a limited number of grants (passed permits
 //! and new requests) in a limited time. After its turn, a process gives its permits back to the
 //! server. If other processes listen to the semaphore's channel, the process then pauses: it sends
 //! no request, even after the message of its own release.
 //!
-//! A permit turn differs from a lock's turn, the `Cohort`. Each grant of a lock tells the cohort
-//! how many processes wait. A permit turn estimates this number from the number of listeners that
-//! received a release's message. A lock's turn ends with the release that hands the lock to the
-//! next process. A permit turn includes many grants and releases. If no other process used the
-//! pause after a permit turn, the limits of the next turn are doubled. The server does not stop a
-//! process from asking after its turn, so [`PermitTurn`] also computes how long to pause. A lock's
-//! cohort also has a chain, which gives Redisson's waiters their share. A permit turn has none.
+//! A permit turn differs from a lock's turn, the `Cohort`. Each grant of a lock says how many
+//! processes wait. A permit turn estimates this number from the number of listeners that received a
+//! release's message. A lock's turn ends with the release that hands the lock to the next process.
+//! A permit turn includes many grants and releases. If no other process used the pause after a
+//! permit turn, the limits of the next turn are doubled. After the turn, the server would still
+//! accept requests, so [`PermitTurn`] also computes how long the process must pause. A lock's turn
+//! also gives Redisson's waiters their share, by its chain. A permit turn does not.
 
 use std::time::Duration;
 
@@ -29,9 +29,9 @@ const LONGEST_TURN: u64 = 10_000_000;
 /// a second.
 const ROUND: u64 = 20_000_000;
 const SHORTEST_TURN: u64 = 1_000_000;
-/// The pause of a process after its turn. `PermitTurn::new` adds two round trips, for the message
-/// of the release and for another process's request. In a shorter pause, no other process would
-/// have time to ask.
+/// The pause of a process after its turn. `PermitTurn::new` adds two round trips: one for the
+/// message of the release, and one for another process's request. In a shorter pause, no other
+/// process could ask.
 const PAUSE_AFTER: u64 = 1_000_000;
 const LONGEST_PAUSE_AFTER: u64 = 100_000_000;
 /// The longest time for which a process lets other processes have their turns.
@@ -132,8 +132,8 @@ impl PermitTurn {
     /// listeners except this process's `own`. The reply to the turn's last release may be unread,
     /// because a drop does not wait for the reply. In that case the method returns the number from
     /// an earlier release, but at least one, because a process may have begun to listen since then.
-    /// (If the method always returned one in that case, this process would ask again before the
-    /// slowest process had its turn.)
+    /// (If the method then always returned one, this process would ask again before the slowest
+    /// process had its turn.)
     pub(crate) fn end(&mut self, own: i64) -> u64 {
         let others = self.others(own).unwrap_or_else(|| {
             let earlier = self.listeners.map_or(0, |(listeners, _)| listeners.saturating_sub(own));
@@ -148,11 +148,11 @@ impl PermitTurn {
     }
 
     /// Returns the pause between a message and the next request, while the other processes have
-    /// their turns. Each other process gets a time of the same length as this process's last turn.
-    /// The pause is only a quarter of the remaining time, because the other processes may want no
-    /// more permits. There is no pause if only this process's `own` listeners received the message
-    /// of its release. Without a pause, two fast processes would alternate, and slower processes
-    /// would never get permits.
+    /// their turns. Each other process has as much time as this process's last turn. The pause is
+    /// only a quarter of the remaining time, because the other processes may want no more permits.
+    /// There is no pause if only this process's `own` listeners received the message of its
+    /// release. Without this pause, two fast processes would alternate, and slower processes would
+    /// never get permits.
     pub(crate) fn pause(&self, own: i64, now: u64) -> Duration {
         let remaining = self.other_turns_until.saturating_sub(now);
         if remaining == 0 || self.only_own_listen(own) {
@@ -189,8 +189,7 @@ impl PermitTurn {
     pub(crate) fn record_grant(&mut self, at: u64) {
         self.is_used = true;
         self.began.get_or_insert(at);
-        // These permits are not given back yet, so the time of an earlier release must not count as
-        // the end of a turn.
+        // These permits are not given back yet. So an earlier release is not the end of the turn.
         self.last_release = None;
         self.grants = self.grants.saturating_add(1);
     }
@@ -204,9 +203,9 @@ impl PermitTurn {
     /// Records that permits are given back to the server.
     pub(crate) fn record_release(&mut self, now: u64) {
         if !std::mem::replace(&mut self.is_used, true) {
-            // This site has granted no permits, so these permits come from an earlier site of the
+            // This site has granted no permits. So these permits come from an earlier site of the
             // same name, which was dropped with its last handle. The process may have had the
-            // permits for a long time, so the turn counts as over.
+            // permits for a long time, so the turn is taken as over.
             self.began = Some(now.saturating_sub(LONGEST_TURN + 1));
         }
         self.last_release = Some(TurnEnd { at: now });
@@ -284,7 +283,7 @@ mod tests {
         assert_eq!((turn.others(1), turn.others(0)), (Some(0), Some(1)));
         turn.record_listeners(-1, released);
         assert_eq!(turn.others(0), None, "the message was refused");
-        // The turn is over until the process has paused.
+        // The turn is over, so the process must pause.
         assert!(matches!(turn.next_step(released), NextStep::Pause(_)));
         turn.end(1);
         assert!(matches!(turn.next_step(released), NextStep::Ask));

@@ -37,7 +37,7 @@ fn on(terms: Terms) -> LockNeed {
 struct GateOdds {
     /// A thread waits only for a limited time.
     impatient: f64,
-    /// A thread wants a fixed lease and not a watched lease.
+    /// A thread wants a fixed lease instead of a watched lease.
     other_terms: f64,
     /// A holder holds the lock until the turn is over.
     slow: f64,
@@ -51,7 +51,7 @@ struct GateOdds {
     losses: usize,
 }
 
-/// Counts of events over all schedules. A test whose event never happens proves nothing.
+/// Counts of events over all schedules. A test of an event that never happens proves nothing.
 #[derive(Default)]
 struct GateEvents {
     passed: AtomicUsize,
@@ -79,7 +79,7 @@ struct ModelSite {
     leader: Mutex<Option<u64>>,
     /// The tickets of the threads that got the lock, in the order of the grants.
     served: Mutex<Vec<u64>>,
-    /// The last ticket that a leader's error may have reached.
+    /// The highest ticket of a waiter to which a leader's error may have gone.
     failed_up_to: AtomicU64,
 }
 
@@ -344,8 +344,7 @@ impl ModelSite {
     /// end of the hold.
     fn hold(&self, tenancy: &Arc<Tenancy>, thread: &Arc<Thread>) -> bool {
         {
-            // `inside` may still have a tenancy that was lost in the meantime, which does not
-            // count.
+            // `inside` may still have a tenancy that was lost in the meantime. Ignore it.
             let mut inside = self.inside.lock();
             if tenancy.is_held() {
                 let before = inside.replace(Arc::clone(tenancy));
@@ -388,7 +387,7 @@ impl ModelSite {
         slow
     }
 
-    /// Leaves the queue at once. If a signal came before, hands it on.
+    /// Leaves the queue at once. If another thread signalled it before, passes the signal on.
     fn withdraw(&self, waiter: &Arc<GateWaiter<Option<QueueEntry>>>) {
         match self.give_up(waiter) {
             Some(Signal::Passed(tenancy)) => {
@@ -413,7 +412,7 @@ impl ModelSite {
             LeaveOutcome::Passed(seat, _) => {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
-                // A waiter that was woken, perhaps without a reason, may read the seat at this
+                // A waiter may have woken, perhaps without a reason, and may read the seat at this
                 // moment.
                 if chance(0.3) {
                     self.nudge();
@@ -472,7 +471,7 @@ impl ModelSite {
         }
     }
 
-    /// Asserts the invariant that holds whenever the gate's mutex is free.
+    /// Asserts the invariant that must hold whenever the gate's mutex is free.
     fn check(&self) {
         let state = self.gate.state.lock();
         let is_idle = state.alone.seat.is_none() && !state.queue.is_led();

@@ -9,8 +9,8 @@ use crate::scripts::ClientId;
 const LEASE: Duration = Duration::from_secs(30);
 const NEED: LockNeed = LockNeed { mode: Mode::Lock, terms: Terms::watched(LEASE) };
 
-/// If the other threads leave before this thread's tenancy ends, nobody has the lock, and this
-/// thread's guard must not report "held".
+/// If the other threads leave before this thread's tenancy ends, nobody has the lock. This thread's
+/// guard must then not report "held".
 #[test]
 fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     let gate = Gate::new(Mode::Write).for_mode(Mode::Read);

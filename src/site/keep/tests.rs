@@ -19,8 +19,8 @@ use crate::site::Gate;
 const LEASE: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(10);
 
-/// When the copy arrives, the hold's remaining lease is shorter than the lease in the copy. A copy
-/// that arrives after the release creates nothing.
+/// If the copy arrives before the release, the hold's remaining lease is shorter than the lease in
+/// the copy. If the copy arrives after the release, it creates nothing.
 #[test]
 fn a_late_copy_of_a_keep_command_lengthens_no_lease() {
     let server = Server::start().unwrap();
@@ -57,8 +57,9 @@ fn a_late_copy_of_a_keep_command_lengthens_no_lease() {
     check(&site, &|rest| fair.keep_command(&owner, rest, &[]), fair.release_command(&owner, &[]));
 }
 
-/// The renewer may send the cleanup only after the hold was passed. If the second thread kept its
-/// entry, the server would grant it the lock next, and no thread would use that grant.
+/// The renewer may send the cleanup after the hold was passed to a second thread. If the second
+/// thread's entry stayed in the queue, the server would grant that entry the lock next, and no
+/// thread would use the grant.
 #[test]
 fn a_kept_fair_hold_that_has_ended_leaves_no_thread_that_had_it_in_the_queue() {
     let server = Server::start().unwrap();

@@ -33,7 +33,8 @@ fn admitted(site: &Arc<Site>, lease: Duration) -> Arc<Tenancy> {
     tenancy
 }
 
-/// A thread has ended the hold, for example by a forced unlock, but has not vacated the seat yet.
+/// A thread has ended the hold at the server, for example by a forced unlock, but has not vacated
+/// the seat yet.
 #[test]
 fn a_guard_whose_seat_a_later_hold_takes_says_why_its_own_was_lost() {
     let server = Server::start().unwrap();
@@ -78,8 +79,7 @@ fn an_alarm_that_goes_off_although_it_was_replaced_leaves_no_second_one() {
     wait_until("there is one alarm", SOON, || alarms() == before);
 }
 
-/// If the alarm did not stay, the watchdogs of processes that take turns would wake up twice as
-/// often, without a reason.
+/// Without this alarm, the watchdogs of processes that take turns would wake up twice as often.
 #[test]
 fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
     let server = Server::start().unwrap();
@@ -103,9 +103,8 @@ fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
     wait_until("it keeps one", SOON, || keeps_alarm(Chain::received(1, 1)));
 }
 
-/// The leader must listen to the second channel for as long as it listens for Redisson's releases.
-/// Scripts would count a leader without the second channel as a Redisson client, and leave the free
-/// lock to it.
+/// While the leader listens for Redisson's releases, it must also listen to the second channel.
+/// Otherwise scripts would take the leader for a Redisson client, and leave the free lock to it.
 #[test]
 fn a_leader_whose_grant_is_taken_back_still_counts_as_one_of_ours() {
     let server = Server::start().unwrap();
@@ -129,8 +128,8 @@ fn a_leader_whose_grant_is_taken_back_still_counts_as_one_of_ours() {
     assert!(listening.companion.is_some());
 }
 
-/// Between the grant and its report to the observer, the client ends or the lease ends. If the
-/// client ends, `lock` fails, and the observer is told that the thread gave up. If the lease ends,
+/// After the grant and before its report to the observer, the client ends or the lease ends. If the
+/// client ends, `lock` fails, and the observer learns that the thread gave up. If the lease ends,
 /// the thread gets the guard.
 #[test]
 fn a_loss_is_reported_after_its_acquisition_and_never_without_it() {
@@ -150,8 +149,8 @@ fn a_loss_is_reported_after_its_acquisition_and_never_without_it() {
     assert_eq!(losses(), 2);
 }
 
-/// A thread may leave a hold before its `lock` returns with another hold. The observer was not told
-/// about the first hold.
+/// A thread may leave a hold before its `lock` returns with another hold. The observer never
+/// learned about the first hold.
 #[test]
 fn a_release_is_reported_only_of_a_hold_reported_as_acquired() {
     let server = Server::start().unwrap();

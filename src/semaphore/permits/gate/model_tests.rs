@@ -30,8 +30,7 @@ struct PermitOdds {
     error: f64,
 }
 
-/// Counts of events over all schedules. A test in which an event never happens would prove nothing
-/// about the event.
+/// Counts of events over all schedules. A test of an event that never happens proves nothing.
 #[derive(Default)]
 struct PermitEvents {
     together: AtomicUsize,
@@ -105,7 +104,7 @@ impl Synchronizer for PermitPool {
         claim: &Claim<'_, PermitNeed>,
         _: &mut Option<QueueLeadership>,
     ) -> PermitRequestState {
-        // The leader listens before it asks, so that it misses no release.
+        // The leader registers as a listener before it asks, so that it misses no release.
         self.listeners.lock().push(Arc::clone(claim.thread));
         PermitRequestState::default()
     }
