@@ -39,9 +39,8 @@ impl Cgroup {
 
     /// Kills all processes in the cgroup, including processes that are just being started.
     pub(crate) fn kill(&self) {
-        // The write below waits while any cgroup of the machine is made, entered or removed. On a
-        // busy machine this takes more than a second. The known processes are therefore killed
-        // before this step.
+        // Kill the known processes first. The write below waits while any cgroup of the machine is
+        // made, entered or removed, which takes more than a second on a busy machine.
         #[cfg(target_os = "linux")]
         self.kill_each();
         let _none = fs::write(self.folder.join("cgroup.kill"), "1");
@@ -57,11 +56,11 @@ impl Cgroup {
             pids.collect::<Vec<_>>()
         };
         let open = |pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?));
-        // Only some processes are opened at a time, because the limit for open files may be low.
+        // Open only some processes at a time, because the limit for open files may be low.
         for pids in list().chunks(128) {
             let opened: Vec<_> = pids.iter().copied().filter_map(open).collect();
-            // If the number was reused before `open`, it belongs to another process, and the new
-            // list lacks the number.
+            // If the number was reused before `open`, it belongs to another process, and is missing
+            // in the new list.
             let still = list();
             for (_, process) in opened.iter().filter(|(pid, _)| still.contains(pid)) {
                 let _gone = pidfd_send_signal(process, Signal::KILL);

@@ -23,7 +23,7 @@ pub(crate) fn doctor(args: &Args, name: &str, uses: &[Use]) -> Result<u8, Troubl
     }
     text += &format!("rights for the name {}\n", shown(name));
     let mut status = 0;
-    // A command may wait in every use, so every use needs subscriptions.
+    // A command may wait for each use, so each use needs subscriptions.
     let waiting = [("wait".to_owned(), Rights::Subscriptions)];
     for (word, rights) in uses.iter().map(|it| (it.word(), it.rights())).chain(waiting) {
         match client.check_rights(rights, name) {

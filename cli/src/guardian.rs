@@ -4,8 +4,8 @@
 //! The guardian knows the time until which the lock is certainly held. The guardian kills the
 //! command's group before that time, even if `redlatch run` was killed or paused. As the parent,
 //! the guardian gets the command's pid before any process can end the command. The group's number
-//! is not reused before the guardian reaps the command. For these reasons, only the guardian
-//! signals the group. (If the guardian is paused, `redlatch run` kills the group in its place.)
+//! is not reused before the guardian reaps the command. So only the guardian can signal the group
+//! safely. If the guardian is paused, `redlatch run` kills the group in its place.
 //!
 //! The guardian's stdin is a socket. Over this socket, `redlatch run` sends the command's stdin and
 //! these lines:
@@ -18,10 +18,10 @@
 //! kill         the lock is lost
 //! ```
 //!
-//! The guardian answers `started PID` or `failed STATUS WHY`. At `started`, the process `PID` has
-//! not become the command yet. `PID` waits for its stdin. The guardian sends the stdin when the
-//! lock is certainly held and the guardian has left the group of `PID`. When the command has ended
-//! and its group is killed, the guardian answers `ended STATUS LOST FAILED`. After this answer, the
+//! The guardian answers `started PID` or `failed STATUS WHY`. After `started`, the process `PID`
+//! waits for its stdin, and becomes the command when it gets it. The guardian sends the stdin when
+//! the lock is certainly held and the guardian has left the group of `PID`. When the command has
+//! ended and its group is killed, the guardian answers `ended STATUS LOST FAILED`. Then the
 //! guardian reaps the processes of the group, and ends when all of them are dead.
 
 use std::ffi::OsString;
@@ -54,8 +54,8 @@ pub(crate) const ARGUMENT: &str = "guard-of-redlatch-run";
 const LOOK: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(100);
 /// The time after the command's beginning in which the command gets no signal of `--on-wanted`.
-/// Others may wait already, and most signals would end a command that has not set up its handler
-/// yet.
+/// Others may already wait when the command begins, and most signals would end a command that has
+/// not set up its handler yet.
 const SET_UP: u64 = 1_000_000_000;
 /// The niceness of this process and of the processes that it has killed, if the system allows it.
 /// With 30 busy processes for each core and the usual niceness, the guardian and the end of the
@@ -73,8 +73,8 @@ pub(crate) fn clock() -> u64 {
     seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(nanos.unwrap_or(0))
 }
 
-/// Returns the signals that end a program, except those that this process ignores (as under nohup).
-/// The command must ignore the signals that this process ignores, too.
+/// Returns the signals that end a program, except those that this process ignores, as under nohup.
+/// The command must ignore the same signals as this process.
 pub(crate) fn signals() -> impl Iterator<Item = i32> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -100,7 +100,7 @@ pub(crate) fn wait(child: WaitId<'_>, options: WaitIdOptions) -> Option<u8> {
 /// reaped before.
 pub(crate) fn reap(command: Pid, in_terminal: bool) -> Option<u8> {
     let status = wait(WaitId::Pid(command), WaitIdOptions::empty());
-    // In a terminal, nobody has killed the other processes of a group that the command has made.
+    // In a terminal, no process has killed the rest of a group that the command has made.
     let group = WaitId::Pgid(Some(command));
     while !in_terminal && wait(group.clone(), WaitIdOptions::empty()).is_some() {}
     status
@@ -108,10 +108,10 @@ pub(crate) fn reap(command: Pid, in_terminal: bool) -> Option<u8> {
 
 struct Guardian {
     pid: Pid,
-    /// Whether the command is in a terminal's group. In a terminal's group only the command is
-    /// signalled, because the group may have other processes.
+    /// Whether the command is in a terminal's group. If so, only the command is signalled, because
+    /// the group may have other processes.
     in_terminal: bool,
-    /// The command's cgroup, which also has the processes that have left the command's group.
+    /// The command's cgroup. It also contains the processes that have left the command's group.
     cgroup: Option<Cgroup>,
     /// The lines from `redlatch run`. `None` after `redlatch run` has ended.
     lines: Option<BufReader<UnixStream>>,
@@ -130,7 +130,7 @@ struct Guardian {
     margin: u64,
     /// The deadline, after which another process may have the lock.
     until: u64,
-    /// The time at which the group is killed after a `stop`: a grace time after the TERM.
+    /// The time at which the group is killed after a `stop`. It comes a grace time after the TERM.
     stops: u64,
     asked_to_end: bool,
     /// Whether the command was asked to end, or was killed, because the lock ends.
@@ -213,7 +213,7 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
 /// Raises the priority of this process, and of the threads that it starts later.
 ///
 /// Linux first divides a core among sessions. In a busy session, a process of any niceness was 0.7
-/// s late. A process in its own session was 25 ms late.
+/// s late, but a process in its own session was only 25 ms late.
 fn hurry(command: Pid) {
     // The leader of a group cannot begin a session. For a moment, before the command begins, this
     // process therefore joins the command's group.
@@ -286,7 +286,8 @@ impl Guardian {
     /// Kills the remaining processes of the group. Returns the status of the command, whether the
     /// command was stopped because the lock ends, and whether the command could not begin.
     fn ended(&mut self) -> (u8, bool, bool) {
-        // The lock will be free soon. The unreaped command keeps the group's number.
+        // The lock will be free soon, so kill the group now. The unreaped command keeps the group's
+        // number.
         if !self.in_terminal {
             self.kill_group();
         }
@@ -309,8 +310,8 @@ impl Guardian {
         }
     }
 
-    /// Handles all lines that have arrived. The caller does this before each check of the deadline.
-    /// This process may have been paused, and the lines may have a new deadline.
+    /// Handles all lines that have arrived. The caller does this before each check of the deadline,
+    /// because this process may have been paused, and the lines may have a new deadline.
     fn hear(&mut self) {
         while let Some(lines) = &mut self.lines
             && let Ok(length) = lines.read_line(&mut self.line)

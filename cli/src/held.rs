@@ -11,19 +11,19 @@ pub(crate) enum Held {
     Permit(ExpirablePermit),
 }
 
-/// The levels that this thread has taken of a lock.
+/// The guards of a lock that this thread has taken once, or a second time with a fixed lease.
 pub(crate) struct Levels {
-    /// The level with a watched lease.
+    /// The guard whose lease the client renews.
     guard: LockGuard,
     token: Option<u64>,
     again: Again,
-    /// The level with a fixed lease.
+    /// The guard with a fixed lease, if there is one.
     raised: Option<LockGuard>,
 }
 
-/// Takes another level with this lease. If the second argument is `true`, the lock then stays taken
-/// for at least the lease, whatever happens to the levels. Sends a request only if the lease at the
-/// server is shorter.
+/// Takes the lock again with this lease. If the second argument is `true`, the lock then stays
+/// taken for at least the lease, whatever happens to the guards. Sends a request only if the lease
+/// at the server is shorter.
 type Again = Box<dyn Fn(Duration, bool) -> Result<Attempt<LockGuard>, Error>>;
 
 macro_rules! each {

@@ -5,7 +5,7 @@ use rustix::process::Pid;
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) pid: Pid,
-    /// `None` on Linux before 5.3, and if a sandbox forbids the call.
+    /// A descriptor of the process. `None` on Linux before 5.3, or if a sandbox forbids the call.
     #[cfg(target_os = "linux")]
     opened: Option<std::os::fd::OwnedFd>,
 }
@@ -19,8 +19,8 @@ impl Process {
         }
     }
 
-    /// Returns whether the process has ended. On systems other than Linux, only the parent can find
-    /// this out, and the result is `false`.
+    /// Returns whether the process has ended. On systems other than Linux, only the parent can
+    /// check this, and the result is `false`.
     #[cfg(target_os = "linux")]
     pub(crate) fn has_ended(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};

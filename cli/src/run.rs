@@ -33,8 +33,9 @@ const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 /// The default grace time, for a lease that is long enough.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long before the end of the lease the command is killed, for a lease that is long enough. On
-/// a busy machine, the killer may wake up late, and the killed process may take some time to end.
+/// The time before the end of the lease at which the command is killed, for a lease that is long
+/// enough. On a busy machine, the killer may wake up late, and the killed process may take some
+/// time to end.
 const MARGIN: Duration = Duration::from_secs(2);
 /// If the guardian is paused, the group is killed again after this time.
 const AGAIN: Duration = Duration::from_millis(5);
@@ -61,7 +62,7 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let begun = Instant::now();
     let mut held = match Held::take(&client, &job.name, run, wait.cancelled_by(&token)) {
         Ok(Some(held)) => held,
-        // A cron job with status 0 must not cause a mail, so nothing is printed.
+        // Print nothing, because a cron job with status 0 must not cause a mail.
         Ok(None) if run.conflict_exit_code == 0 && !run.verbose => return Ok(0),
         Ok(None) => {
             let free = if run.permits.is_some() { "had no free permit" } else { "was not free" };
@@ -91,14 +92,13 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
         held.on_wanted(move || drop(wanted.send(Event::Wanted)));
     }
     let mut work = Work::start(&job, run, &held, client.id(), events.clone())?;
-    // `raise` comes as late as possible: if this process is killed after it, the lock stays taken.
-    // `raise` must still come before the guardian gets the deadline, because the command may begin
-    // after that.
+    // Call `raise` as late as possible: if this process is killed after `raise`, the lock stays
+    // taken. But call it before the guardian gets the deadline, because the command may begin then.
     if let Some(least) = least() {
         held.raise(least)?;
     }
-    // `go_to` comes as late as possible. If a signal has come before `go_to`, the command never
-    // begins, and the lock does not stay taken for the minimum time.
+    // Call `go_to` as late as possible. If a signal comes before `go_to`, the command never begins,
+    // and the lock does not stay taken for the minimum time.
     if !signals.go_to(&events) {
         return Ok(signals.status());
     }
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args, run: &Run) -> Result<u8, Trouble> {
     let ended = work.see_through(run, &held, &told);
     if work.lost {
         say(format_args!("{} was lost, so the command was stopped", job.name));
-        // There is nothing to release. The client's drop could wait for an unreachable server.
+        // There is nothing to release, and the client's drop could wait for an unreachable server.
         std::process::exit(LOST.into());
     }
     signals.ends();
@@ -250,14 +250,14 @@ impl Heard {
         }
     }
 
-    /// From here on, a signal cancels the returned token.
+    /// From now on, a signal cancels the returned token.
     fn cancels(&self) -> CancelToken {
         let token = CancelToken::new();
         *self.lock() = Hears::Waiting(token.clone());
         token
     }
 
-    /// From here on, signals become events. Returns `false` if there was a signal before.
+    /// From now on, signals become events. Returns `false` if a signal came before.
     fn go_to(&self, events: &Sender<Event>) -> bool {
         let mut hears = self.lock();
         let is_cancelled = matches!(*hears, Hears::Cancelled(_));
@@ -267,7 +267,7 @@ impl Heard {
         !is_cancelled
     }
 
-    /// From here on, a signal ends the process, because a shutdown may wait for an unreachable
+    /// From now on, a signal ends the process, because a shutdown may wait for an unreachable
     /// server.
     fn ends(&self) {
         *self.lock() = Hears::Nothing;
@@ -377,7 +377,7 @@ impl Work {
         if let Some(longest) = run.max_hold {
             let at = clock().saturating_add(nanos(longest));
             self.stops = Some(at);
-            // The line is sent now, because this process may be killed or paused later.
+            // Send the line now, because this process may be killed or paused later.
             self.tell(&format!("stop {at}\n"));
         }
         self.tell_deadline(held);
@@ -393,8 +393,8 @@ impl Work {
     /// Sends the guardian the time until which the lock is certainly held, if this time has
     /// changed.
     fn tell_deadline(&mut self, held: &Held) {
-        // The clock is read first. If this process is paused between the two reads, the deadline is
-        // too early and not too late.
+        // Read the clock first: if this process is paused between the two reads, the deadline is
+        // too early, which is safe.
         let now = clock();
         let left = nanos(held.remaining());
         let until = now.saturating_add(left);
@@ -416,8 +416,8 @@ impl Work {
         // This process kills the group later than the guardian would.
         let margin = margin(run) / 2;
         let (mut stops, mut is_stopped) = (self.stops, false);
-        // The time at which the guardian must have ended, and whether this process no longer waits
-        // for it.
+        // The time at which the guardian must have ended, and whether this process has given up
+        // waiting for it.
         let (mut late, mut given_up) = (u64::MAX, false);
         loop {
             let next = stops.unwrap_or(u64::MAX);
@@ -447,8 +447,8 @@ impl Work {
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(tick),
             }
             let now = clock();
-            // The time is checked before `has_ended`, because the guardian may have ended the
-            // command at that time.
+            // Check the time before `has_ended`, because the guardian may have ended the command at
+            // that time.
             if stops.is_some_and(|at| now >= at) {
                 // A guardian that is not paused ends the command within the grace time.
                 given_up |= std::mem::replace(&mut is_stopped, true);
@@ -460,8 +460,8 @@ impl Work {
                 given_up |= now >= late;
             }
             if held.remaining() <= margin {
-                // If the command has begun, a guardian that is not paused has already killed the
-                // group.
+                // If the command has begun, a guardian that is not paused would have killed the
+                // group by now.
                 given_up |= std::mem::replace(&mut self.lost, true);
                 self.tell("kill\n");
                 self.kill();
@@ -486,9 +486,9 @@ impl Work {
         self.command.is_some() && !self.failed
     }
 
-    /// Takes the place of the guardian, which has died. If the guardian's children have not ended,
-    /// they are now children of this process, which ends them. If `command` is `None`, no command
-    /// has begun, and none will begin.
+    /// Takes the place of the guardian, which has died. The guardian's children are now children of
+    /// this process, which ends them. If `command` is `None`, no command has begun, and none will
+    /// begin.
     fn take_over(&mut self, given_up: bool) -> Result<u8, Trouble> {
         let has_reaped = self.guardian.wait().is_ok_and(|status| status.success());
         let mut status = None;
@@ -500,8 +500,8 @@ impl Work {
         }
         match (self.said.take(), status) {
             (Some(said), _) => said,
-            // The command ended by itself, or by the kill above. (The guardian's death also kills
-            // the command.)
+            // The command ended by itself or by the kill above. The guardian's death also kills the
+            // command.
             (None, Some(status)) if given_up => Ok(status),
             (None, _) => Err(Trouble::new(
                 SOFTWARE,

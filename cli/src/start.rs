@@ -41,14 +41,15 @@ pub(crate) fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 fn begin(mut words: impl Iterator<Item = OsString>) -> Option<u8> {
-    // If the guardian and `redlatch run` are killed, no other process ends the command.
+    // Ask for a signal at the guardian's death: if the guardian and `redlatch run` are killed, no
+    // other process ends the command.
     #[cfg(target_os = "linux")]
     let _set =
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let guardian = words.next()?;
     let (program, name) = (words.next()?, words.next()?);
-    // The guardian may have sent the stdin and may then have been killed before this process asked
-    // for the signal of its death. This process therefore compares its parent with the guardian.
+    // The guardian may have been killed after it sent the stdin, but before this process asked for
+    // the signal of its death. So compare the parent of this process with the guardian.
     let stdin = receive_stdin(std::io::stdin()).filter(|_| guardian == *parent_id().to_string())?;
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().ok()?);
     let error = Command::new(program).arg0(&name).args(words).stdin(stdin).exec();

@@ -33,7 +33,7 @@ pub(crate) fn top(args: &Args, pattern: &str, every: Duration, json: bool) -> Re
     let ended = Screen::default().show(&mut terminal, &scans);
     ratatui::restore();
     ended.map_err(failed)?;
-    // A scan may be running. This process holds no lock.
+    // A scan may be running, but this process holds no lock.
     std::process::exit(0)
 }
 

@@ -12,7 +12,7 @@ use crate::who::{is_free_lock, is_lock};
 
 /// The time between two checks. Each check runs one short script.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long the server may be unreachable, as by default with `failover_timeout`.
+/// The time for which the server may be unreachable: the default of `failover_timeout`.
 const OUTAGE: Duration = Duration::from_secs(60);
 
 pub(crate) fn wait(args: &Args, name: &str, limit: Option<Duration>) -> Result<u8, Trouble> {

@@ -1,6 +1,6 @@
 //! Sets `cfg(testkit)` for the unit tests that need their own server. In a build with shuttle, also
-//! sets `cfg(models)` for the models of all interleavings. The published package contains neither
-//! this file nor the test kit, and its other tests run without them.
+//! sets `cfg(models)` for the models of all interleavings. The published package lacks this file
+//! and the test kit. Its other tests run without them.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

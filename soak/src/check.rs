@@ -20,11 +20,11 @@ mod wanted;
 pub(crate) use fenced::{forgotten, lost_writes};
 pub(crate) use order::export;
 
-/// A delay that is too long even on a busy machine.
+/// A delay that is too long even for a busy machine.
 pub(crate) const SLACK: u64 = ms(1500);
 
-/// The provisional lease of a grant by message, in ns, which may be longer than the lease that the
-/// caller asked for.
+/// The first lease of a grant by message, in ns. It may be longer than the lease that the caller
+/// requested.
 const PROVISIONAL: u64 = ms(2000);
 
 /// An acquisition, from its call to its end.
@@ -70,8 +70,8 @@ impl Hold {
         }
     }
 
-    /// A time at or after the server's grant. (A thread of the same process may have had the hold
-    /// earlier, and may have passed it on without the server.)
+    /// Returns a time at or after the server's grant. A thread of the same process may have had the
+    /// hold earlier, and may have passed it on without a request.
     fn began(&self) -> u64 {
         let longest = self.longest_lease();
         self.grant.at.min(self.grant.until.saturating_sub(longest))

@@ -95,7 +95,7 @@ pub(crate) enum Step {
     Arrive,
     /// Runs a barrier's action.
     Act,
-    /// A leader asks which leader is on record.
+    /// A leader reads which leader is on record.
     Look,
 }
 
@@ -113,7 +113,7 @@ pub(crate) struct Grant {
     pub(crate) at: u64,
     /// The first end of the lease that the guard reported.
     pub(crate) until: u64,
-    /// The lease in ns that the caller asked for, or zero if the grant has no lease.
+    /// The lease in ns that the caller requested, or zero if the grant has no lease.
     pub(crate) lease: u64,
     /// The token, or zero if there is no token.
     pub(crate) token: u64,
@@ -154,8 +154,8 @@ pub(crate) enum Event {
         id: u64,
         at: u64,
     },
-    /// The guard reported for the first time that others wait, or that nobody waits. Or the guard's
-    /// callback for new waiters ran.
+    /// The guard reported a change: others wait, or nobody waits. Or the guard's callback for new
+    /// waiters ran.
     Heard {
         id: u64,
         at: u64,
@@ -349,7 +349,7 @@ pub(crate) const FAULTS: [&str; 24] = [
 /// A fault that the nemesis did not cause: the machine was too busy to run the processes.
 pub(crate) const MACHINE_STILL: &str = "machine stood still";
 
-/// A fault that makes leases at the server end early, and has no other effect.
+/// A fault whose only effect is that leases at the server end early.
 pub(crate) const LEASES_SHORTER: &str = "leases shorter";
 
 /// A fault that makes leases at the server end late.
@@ -385,7 +385,8 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    /// Returns how long this process stood still between these times, alone or with the machine.
+    /// Returns the time for which this process stood still between these times, alone or with the
+    /// machine.
     pub(crate) fn stopped(&self, process: u32, from: u64, to: u64) -> u64 {
         let faults = self.faults.iter();
         let is_stop = |fault: &&Fault| match fault.process {

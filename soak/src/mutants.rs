@@ -16,10 +16,9 @@ const SEPARATOR: &str = "\u{1f}";
 
 struct Mutant {
     name: &'static str,
-    /// The kinds of work with which the soak finds this bug.
+    /// The kinds of work that show this bug.
     only: &'static str,
-    /// The faults with which the soak finds this bug, or "none" if the bug breaks a rule about
-    /// time.
+    /// The faults that show this bug, or "none" if the bug breaks a rule about time.
     faults: &'static str,
     /// Texts of scripts, each with its replacement. Empty if the bug is only in the client.
     replaced: &'static [[&'static str; 2]],
@@ -76,7 +75,8 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a part that stays taken after a lost reply",
-        // After a restart, the client would find its own leftovers at the server.
+        // A restart is left out: after it, the client would find its own leftover holds at the
+        // server.
         faults: "replies and requests lost or late",
         only: "several",
         replaced: &[],

@@ -22,19 +22,19 @@ use crate::run::Crew;
 use crate::store;
 use crate::world::{World, ask, is_master};
 
-/// The servers may have chosen a new master up to this time (in ns) before this program saw the
-/// change. Clients may have used the old master for up to this time after the change.
+/// The servers may have chosen a new master up to this time (in ns) before this program noticed it.
+/// Clients may have used the old master for this time after the change.
 const BEFORE: u64 = ms(4000);
 const AFTER: u64 = ms(2000);
 const PULSE: Duration = Duration::from_millis(50);
 /// If the machine stands still for this time, calls are delayed.
 const STOOD_STILL: u64 = ms(500);
-/// How often a fault is chosen until it is of a wanted kind.
+/// The number of random choices until a fault is of a wanted kind.
 const CHOICES: usize = 20;
 /// The time limit until the servers work again.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// The word for the servers' return to their first roles, which is not a fault.
+/// The name in the history for the servers' return to their first roles, which is not a fault.
 const BROUGHT_BACK: &str = "masters brought back";
 
 pub(crate) struct Nemesis<'a> {
@@ -150,7 +150,7 @@ impl Nemesis<'_> {
         let mut rng = StdRng::seed_from_u64(self.seed ^ 0xabcd);
         while !self.is_over() {
             sleep(&mut rng, 50..1500);
-            // If only some kinds are wanted, most choices cause no fault.
+            // If the options allow only some kinds, most choices cause no fault.
             let before = self.count();
             for _ in 0..CHOICES {
                 self.harm_a_server(&mut rng);
@@ -312,10 +312,10 @@ impl Nemesis<'_> {
                 network.trickle(false);
             }),
             _ => {
-                // The delay is mostly short, so that the hold of the request still lasts.
+                // Most delays are short, so that the hold of the request still lasts.
                 let late = Duration::from_millis(1 << rng.random_range(0..11));
-                // A script of a guard that runs late may meet the hold of another thread. Such
-                // scripts are few among all requests, so some of the rules are only for them.
+                // A script of a guard that runs late may run under the hold of another thread. Few
+                // of the requests are such scripts, so some rules are only for them.
                 let only_scripts = rng.random_ratio(1, 3);
                 let actions = [
                     Action::LoseRequest,
@@ -364,7 +364,7 @@ impl Nemesis<'_> {
         const NAMES: [&str; 6] =
             ["reentrant-0", "reentrant-1", "fair-0", "readwrite-0", "readwrite-1", "{several}-0"];
         // The test kit moves slots and fails over only between the first servers and their
-        // replicas. (On a busy machine they may have exchanged their roles.)
+        // replicas. On a busy machine they may have exchanged their roles.
         let mut first = cluster.servers().iter().take(3);
         if !first.all(is_master) {
             self.fault(BROUGHT_BACK, None, true, || bring_back(cluster));
@@ -405,8 +405,8 @@ fn sleep(rng: &mut StdRng, millis: std::ops::Range<u64>) {
     thread::sleep(Duration::from_millis(rng.random_range(millis)));
 }
 
-/// The violations that the canary plants: the check that must find each of them, and a part of the
-/// names.
+/// The violations that the canary plants. Each has the check that must find it, and a part of the
+/// names that it damages.
 pub(crate) const PLANTED: [(&str, &str); 3] =
     [("claims", "reentrant"), ("claims", "semaphore"), ("tokens", "fenced")];
 

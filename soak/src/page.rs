@@ -8,7 +8,7 @@ use crate::check::{self, Findings, Hold, Violation};
 use crate::clock::ms;
 use crate::history::{Event, Round};
 
-/// How long before a violation the timeline begins, and how long after the violation it ends.
+/// The time before and after a violation that the timeline shows.
 const BEFORE: u64 = ms(5000);
 const AFTER: u64 = ms(1000);
 /// The maximum number of lines around each end of the violation. A busy name has thousands of

@@ -83,7 +83,7 @@ pub(crate) fn ledger(options: &Options, all: &Outcome) -> String {
     )
 }
 
-/// Whether no unfenced write was lost. If none was lost, the check of fenced writes proves nothing.
+/// Whether no unfenced write was lost. If so, the check of fenced writes proves nothing.
 fn shows_nothing(all: &Outcome) -> bool {
     all.lost_fenced == 0 && all.lost_unfenced == 0
 }

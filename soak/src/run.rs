@@ -21,7 +21,7 @@ use crate::store::{Store, Written};
 use crate::worker::Task;
 use crate::world::{World, keys};
 
-/// How long a worker may take to end while there is no fault.
+/// The time that a worker may take to end while there is no fault.
 const END: Duration = Duration::from_secs(40);
 
 /// A process and its task.
@@ -204,7 +204,8 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, String> {
             let page = report::keep(options, &all, number, &round, &checked);
             page.map_err(|error| format!("the history is not kept: {error}"))?;
         }
-        // Whether enough threads hold permits at the same time depends on chance.
+        // The canary needs enough threads that hold permits at the same time, which depends on
+        // chance.
         let stops = match options.canary {
             true => nemesis::PLANTED.iter().all(|(check, name)| all.found.has(check, name)),
             false => options.until_violation && !all.found.violations.is_empty(),

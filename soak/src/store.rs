@@ -1,8 +1,8 @@
 //! The data that the locks protect: values on a separate server, which never fails.
 //!
 //! Each fenced lock has two values. Every write adds one to the value that was read, after a sleep.
-//! For the fenced value the store refuses an older token, and for the unfenced value it accepts any
-//! write.
+//! The store refuses a write of the fenced value with an older token. It accepts any write of the
+//! unfenced value.
 
 use redis::{Connection, RedisResult, Script};
 
@@ -25,8 +25,8 @@ return 1";
 
 /// Records a write. The arguments are the writer, and in some calls the new value of a count. The
 /// write is late if its writer has written before and another writer has written since then. If the
-/// stored count is not below the new value, a write is lost: another writer has counted since this
-/// writer read the count. Returns how many writes were late so far, and how many are lost.
+/// stored count is not below the new value, a write is lost: another writer has raised the count
+/// since this writer read it. Returns the numbers of late writes and of lost writes so far.
 pub(crate) const LATE: &str = r"
 if redis.call('get', KEYS[1]) ~= ARGV[1] then
     redis.call('incrby', KEYS[3], redis.call('sismember', KEYS[2], ARGV[1]))

@@ -26,14 +26,15 @@ mod semaphores;
 mod several;
 mod wanted;
 
-/// How long a name is used if it may lose its count or its order (permits, latches).
+/// The time for which a name is used if it may lose its count or its order (permits, latches).
 const SPAN: u64 = ms(5000);
 /// The lease of most holds, which the watchdog renews. A pause of 5 s is longer than this lease.
 const WATCHDOG: Duration = Duration::from_millis(3000);
 const RESPONSE: Duration = Duration::from_millis(1500);
-/// How long before the end of its lease a leader steps down.
+/// The time before the end of its lease at which a leader steps down.
 const GRACE: Duration = Duration::from_millis(400);
-/// How long a call without a limit may take in an outage: it connects, asks, and asks again.
+/// The time that a call without a limit may take in an outage: it connects, sends its request, and
+/// sends it again.
 const LONGEST_REQUEST: Duration = Duration::from_secs(8);
 /// The capacity of a read-write lock. A writer takes the whole capacity.
 const READERS: u64 = 1000;

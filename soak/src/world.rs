@@ -37,7 +37,8 @@ impl FromStr for Topology {
     }
 }
 
-/// How long a master may be silent. A master on a busy machine is silent for less than this time.
+/// The time for which a master may be silent. A master on a busy machine is silent for less than
+/// this time.
 const DOWN: Duration = Duration::from_millis(3000);
 
 #[derive(Debug)]

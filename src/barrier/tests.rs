@@ -30,7 +30,8 @@ fn occupy(site: &BarrierSite) {
     let _open = site.requests.open(|| site.core.id.next_number());
 }
 
-/// Sends these requests to the reset barrier, and checks that the barrier does not break.
+/// Resets the barrier, then sends these late requests, and checks that they do not break the
+/// barrier.
 fn come_late(barrier: &CyclicBarrier, requests: &[Command]) {
     assert!(!barrier.is_broken().unwrap());
     for request in requests {
@@ -52,14 +53,14 @@ fn a_request_under_way_when_more_parties_leave_breaks_no_later_generation() {
         }
         late.push(barrier.site.command().unwrap());
     }
-    // An outage may be long, so the client does not keep all of these parties.
+    // An outage may be long, so the client keeps only the last few parties that left.
     assert!(barrier.site.left_parties.lock().parties.len() <= 2);
     assert!(barrier.reset().unwrap());
     come_late(&barrier, &late);
 }
 
-/// The server refuses the renewer's request as too late. Meanwhile a thread has read the server's
-/// clock, and has sent the same request with a later validity.
+/// The renewer sends a request after its validity, so the server refuses it. Meanwhile a thread has
+/// read the server's clock, and has sent the same request with a later validity.
 #[test]
 fn a_request_with_a_better_time_breaks_no_later_generation() {
     let server = Server::start().unwrap();
@@ -79,7 +80,7 @@ fn a_request_with_a_better_time_breaks_no_later_generation() {
     come_late(&barrier, &[better]);
 }
 
-/// The thread sends the requests of the leaving parties while the server has no barrier.
+/// A thread sends the requests of the parties that left at a time when the server has no barrier.
 #[test]
 fn a_request_under_way_breaks_no_barrier_that_is_made_later() {
     let server = Server::start().unwrap();

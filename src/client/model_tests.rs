@@ -36,7 +36,7 @@ fn fair_lock(process: &Process) -> Arc<dyn Lock> {
     Arc::new(client(process).fair_lock(NAME))
 }
 
-/// Checks that the server has each hold that this process does not count as lost.
+/// Checks that each hold of this process is lost, or is also a hold at the server.
 fn check(process: &Process, server: &ModelServer) {
     let gate = &Site::of(&process.core, NAME).gate;
     let tenancy = gate.with_seat(|seat| seat.map(|seat| Arc::clone(&seat.tenancy)));
@@ -106,7 +106,7 @@ fn play(
     play_on(&ModelServer::start(), processes, threads, lock, user, |_| {})
 }
 
-/// Does the same as [`play`] on this server, and then calls `check` with the server.
+/// Like [`play`], but uses this server, and calls `check` with the server at the end.
 fn play_on(
     server: &Arc<ModelServer>,
     processes: usize,
@@ -178,7 +178,7 @@ fn a_script_runs_under_no_other_tenancy() {
     }
 }
 
-/// A process sends its release before the next request, so it never asks for a lock that it still
+/// A process sends its release before its next request. So it never requests a lock that it still
 /// has.
 #[test]
 fn a_release_goes_out_before_the_next_request() {
@@ -261,8 +261,8 @@ fn no_thread_holds_after_a_shutdown() {
 #[test]
 fn a_force_unlock_is_reported_to_the_holder() {
     explore(1_000, || {
-        // The renewer gives back a grant for which no thread waits any longer. No thread of this
-        // model may wait for the renewer.
+        // This model has no renewer, which would give back a grant for which no thread waits. So
+        // the threads wait only for a limited time.
         let look = |_: &Process, _: &ModelServer| thread::yield_now();
         disturb(try_to_take, look, |process, server| {
             reentrant_lock(process).force_unlock().unwrap();
@@ -299,7 +299,7 @@ fn take_away(keeps: bool, breaks: bool) {
     let server = ModelServer::start();
     let (core, jobs) = Core::model_with_jobs(&server);
     let process = Process::of(Arc::clone(&core));
-    // If there is another waiter, the subscriber has a connection or will soon have one.
+    // A waiter makes the subscriber connect.
     let waits = thread_rng().gen_bool(0.7).then(|| core.pubsub.listen_to_own(NAME));
     let lock = client(&process).reentrant_lock(NAME);
     let guard = lock.lock().unwrap();

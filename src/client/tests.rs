@@ -8,7 +8,8 @@ use redlatch_testkit::{Server, wait_until};
 
 use super::*;
 
-/// The number of names. A small number is enough, because the test counts the names.
+/// The number of names that the test uses. A small number is enough, because the test counts the
+/// names that the client keeps.
 const NAMES: usize = 100;
 
 /// A client keeps the last changes of its semaphores for ten seconds: see `scripts/changes.rs`.

@@ -1,6 +1,6 @@
-//! The thread that runs users' callbacks and writes log lines. The thread starts when a callback or
-//! a line first needs it, and then runs until the client's end. So a later callback need not wait
-//! for the start of a thread.
+//! The thread that runs users' callbacks and writes log lines. The thread starts with the first
+//! callback or line, and runs until the client's end. So a later callback does not wait for the
+//! start of a thread.
 
 #![expect(clippy::disallowed_macros, reason = "this is the thread for them")]
 
@@ -33,7 +33,8 @@ enum CallbackJob {
 /// The jobs that run users' code: callbacks and the logger. A job may block, take the user's locks
 /// or use this library, so jobs run on a thread on which no other work depends.
 pub(super) struct Callbacks {
-    /// The client's id, which ends each log line, because a process may have several clients.
+    /// The client's id, which stands at the end of each log line, because a process may have
+    /// several clients.
     client: Arc<str>,
     state: Mutex<CallbackState>,
     changed: Condvar,
@@ -98,9 +99,9 @@ impl Callbacks {
         Arc::clone(&self.client)
     }
 
-    /// Records that the client ends. The callbacks' thread then ends when all jobs are done. The
-    /// client's end waits for a callbacks' thread that runs now, but not for a thread that starts
-    /// later.
+    /// Records that the client ends. The callbacks' thread then ends when all jobs are done. If
+    /// that thread runs now, the client's end waits for it. If it starts later, the client's end
+    /// does not.
     pub(super) fn close(&self) {
         self.state.lock().alive = None;
         self.changed.notify_one();
@@ -115,7 +116,7 @@ impl Callbacks {
 
     /// Logs a line on the callbacks' thread, after all earlier jobs.
     pub(super) fn log(self: &Arc<Self>, level: Level, line: impl FnOnce() -> String) {
-        // For a level that the logger refuses, no line is made and no thread is started.
+        // If the logger refuses this level, do not make the line or start the thread.
         if level > log::max_level() {
             return;
         }
@@ -185,8 +186,8 @@ impl Callbacks {
     }
 
     fn work(&self) {
-        // If a callback forks, the child's only thread returns from the callback and comes here. No
-        // thread would wake it.
+        // If a callback forks, the child's only thread returns from the callback to this loop. It
+        // must not wait here, because the child has no thread that would wake it.
         while !is_forked()
             && let Some((job, left_out)) = self.next()
         {

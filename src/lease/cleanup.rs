@@ -1,6 +1,6 @@
 //! Commands that must reach the server although no caller waits for them. Most of them release
-//! holds that no thread has, or are keep-alives. [`Cleanup`] has a constructor for each purpose,
-//! whose comment says for how long the command is repeated.
+//! holds that no thread has, or are keep-alives. [`Cleanup`] has a constructor for each purpose.
+//! The constructor's comment says how long the command is repeated.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -18,8 +18,8 @@ const FIRST_RETRY: u64 = 50_000_000;
 const LAST_RETRY: u64 = 10_000_000_000;
 /// The time after which no request can still be in transit, unless the server was paused.
 const MAX_TRANSIT: Duration = Duration::from_secs(600);
-/// How long a command is repeated if it becomes useless soon. The time is longer than the lease of
-/// a grant by message.
+/// How long to repeat a command that soon becomes useless. The time is longer than the lease of a
+/// grant by message.
 const SHORT_REPEAT: Duration = Duration::from_secs(3);
 const _: () = assert!(SHORT_REPEAT.as_nanos() > schedule::PROVISIONAL as u128);
 
@@ -41,7 +41,7 @@ pub(crate) struct Cleanup {
     /// Whether the server has answered an [undo](CleanupKind::Undo). After an answer, the undo is
     /// repeated only because the undone request may still arrive.
     was_answered: bool,
-    /// Whether an answer to the command that was sent last may complete the cleanup.
+    /// Whether an answer to the last command may complete the cleanup.
     may_complete: bool,
 }
 
@@ -50,14 +50,14 @@ type NextCommand = (Command, bool);
 
 enum CleanupKind {
     /// Undoes an earlier request. Ends at `until`, or when an answer at `answer_counts_from` or
-    /// later [settles](is_settled) the undo. An earlier answer does not end the undo: the undone
-    /// request may still be on an old connection, and a stalled server may run it after the undo.
+    /// later [settles](is_settled) the undo. An earlier answer does not end the undo: the request
+    /// to undo may still be in an old connection, and a stalled server may run it after the undo.
     /// After an answer, the command is not repeated before `repeat_from`. From `repeat_from` on,
     /// `next` may return another command, even if the earlier command has no answer yet.
     Undo { next: Box<dyn Fn() -> NextCommand + Send>, repeat_from: u64, answer_counts_from: u64 },
     /// Ends at `until`, or when an answer [settles](is_settled) the command.
     UntilAnswered(Command),
-    /// Ends when the server has applied the request, or answers that the request comes too late.
+    /// Ends when the server has applied the request, or has refused it as too late.
     Request(Command, Arc<Requests>, RequestId, Option<i64>),
     /// Ends when no debt is left.
     Debt(Arc<dyn Debtor>),
@@ -65,7 +65,8 @@ enum CleanupKind {
     KeepAlive(Weak<dyn KeepAlive>),
 }
 
-/// Owes changes to the server, and computes the next command only when a command can be sent.
+/// An object with changes that the server must still receive. It computes the next command only
+/// when a command can be sent.
 pub(crate) trait Debtor: Send + Sync {
     /// Returns the command to send, or `None` if no debt is left. After `Some`, the caller must
     /// call [`handle_outcome`](Self::handle_outcome) before it calls this method again.
@@ -95,16 +96,16 @@ impl Cleanup {
         Self::undo(name, release, lease, lease.min(MAX_TRANSIT))
     }
 
-    /// Releases a hold that a new master may still have, because the release may have gone to the
-    /// old master. The release is repeated until an answer, for at most the length of `lease`.
+    /// Releases a hold that a new master may still have. The first release may have reached only
+    /// the old master. The release is repeated until an answer, for at most the length of `lease`.
     pub(crate) fn left_over(name: &Name, release: Command, lease: Duration) -> Self {
         Self::new(name, CleanupKind::UntilAnswered(release), lease)
     }
 
-    /// Shortens a hold that is kept until `ends`, and then releases it. `next` returns the command
-    /// for the present time, and whether the command is the release. The release is repeated as for
-    /// [`released`](Self::released). `in_doubt`: a copy of the request for the hold may come late.
-    /// In that case the release is repeated for at least 10 minutes.
+    /// Shortens the lease of a hold that is kept until `ends`, and then releases the hold. `next`
+    /// returns the command to send now, and whether this command is the release. The release is
+    /// repeated as for [`released`](Self::released). `in_doubt` says that a copy of the request for
+    /// the hold may arrive late. In that case the release is repeated for at least 10 minutes.
     pub(crate) fn kept(
         name: &Name,
         next: impl Fn() -> NextCommand + Send + 'static,
@@ -120,15 +121,16 @@ impl Cleanup {
     }
 
     /// Undoes a request for which no caller waits. The outcome of the request is unknown, or a copy
-    /// of the request may come late. `lease`: the lease of the hold that the request may take. The
-    /// undo is repeated as for [`released`](Self::released). (The request may also add an entry to
-    /// a lock's queue. If the server grants the lock to this entry, the client gives it back.)
+    /// of the request may arrive late. `lease` is the lease of the hold that the request may take.
+    /// The undo is repeated as for [`released`](Self::released). The request may also add an entry
+    /// to a lock's queue. If the server grants the lock to this entry, the client releases the
+    /// lock.
     pub(crate) fn requested(name: &Name, give_up: Command, lease: Duration) -> Self {
         Self::released(name, give_up, lease)
     }
 
     /// Undoes a request as [`requested`](Self::requested) does, but repeats the undo for at least
-    /// 10 minutes. This is for a queue entry that may have no lease and would block other waiters.
+    /// 10 minutes. Use it for a queue entry that may have no lease and would block other waiters.
     pub(crate) fn queued(name: &Name, give_up: Command, lease: Duration) -> Self {
         Self::undo(name, give_up, lease.max(MAX_TRANSIT), MAX_TRANSIT)
     }
@@ -211,7 +213,8 @@ impl Cleanup {
         &self.name
     }
 
-    /// Returns the number of the command's server, if it may differ from the name's server.
+    /// Returns the number of the server that gets the command, if this may differ from the name's
+    /// server.
     pub(crate) fn server(&self) -> Option<usize> {
         self.server
     }
@@ -316,7 +319,7 @@ impl Cleanup {
                 }
                 lost || answered
             }
-            // The next call of `command` finds out whether a debt is left.
+            // The next call of `command` returns `None` if no debt is left.
             CleanupKind::Debt(debtor) => {
                 debtor.handle_outcome(outcome, resent);
                 false
@@ -342,9 +345,9 @@ impl Cleanup {
     }
 
     /// Shortens the back-off of an unanswered cleanup after a connection was opened. The cleanup is
-    /// not sent at once: otherwise, if the connection often breaks, it would be sent after each
-    /// break. An answered undo keeps its back-off. A call that reaches its time limit leaves an
-    /// undo and opens a connection, so each such call would otherwise repeat the undos of all
+    /// not sent at once: if the connection broke often, the cleanup would be sent after each break.
+    /// An answered undo keeps its back-off. Each call that reaches its time limit leaves an undo
+    /// and opens a connection. Without the back-off, each such call would repeat the undos of all
     /// earlier calls.
     pub(crate) fn shorten_back_off(&mut self) {
         if !self.was_answered && !self.is_keep_alive() {
@@ -488,8 +491,8 @@ mod tests {
         }
     }
 
-    /// The codes of transient error replies: the server has changed nothing, and may run the
-    /// command later.
+    /// The codes of transient error replies. After such a reply, the server has changed nothing,
+    /// and may accept the command later.
     const PASSING: [&str; 7] =
         ["BUSY", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY"];
 

@@ -41,7 +41,7 @@ const BUCKETS: usize = 1_024;
 /// The maximum sleep of the wheel's thread, in ticks. While the machine is suspended, the timer of
 /// a sleep stops, but leases do not.
 const LONGEST_SLEEP: u64 = 1_000;
-/// The time after which the renewer reads a reply for which no caller waits.
+/// The renewer reads a reply for which no caller waits after this time.
 const READ_REPLIES_AFTER: Duration = Duration::from_millis(20);
 /// The time after which a task that panicked is called again.
 const RETRY_AFTER_PANIC: u64 = 100_000_000;
@@ -60,13 +60,14 @@ pub(crate) struct Renewal {
     /// The new lease of the hold. `None`: the renewal only asks whether the server still has the
     /// hold.
     pub(crate) lease: Option<Duration>,
-    /// What the script does if the lease is longer than the longest that a thread asked for.
+    /// What the script does if the lease at the server is longer than each lease that a thread
+    /// requested.
     pub(crate) longer: Longer,
     /// Whether the wait for the reply is shorter than usual.
     pub(crate) is_raise: bool,
     /// The deadline of the hold if this renewal fails.
     pub(crate) deadline: u64,
-    /// Whether the renewal also asks whether others wait for the lock.
+    /// Whether the renewal also queries whether others wait for the lock.
     pub(crate) asks_if_wanted: bool,
     pub(crate) renewed: Box<OnRenewed>,
 }
@@ -162,7 +163,7 @@ impl Watchdog {
         (watchdog, work)
     }
 
-    /// Calls a task when [`clock`] reaches `due`, or up to a tick later.
+    /// Sets an alarm that calls the task when [`clock`] reaches `due`, or up to a tick later.
     pub(crate) fn alarm(&self, due: u64, task: Weak<dyn Task>) -> Alarm {
         Alarm { key: self.insert(due, WheelItem::Task(task)), due }
     }
@@ -179,11 +180,11 @@ impl Watchdog {
         self.insert(due, WheelItem::Lane(Arc::clone(lane)));
     }
 
-    /// Returns a function for the case that the server may have lost its data. The function renews
+    /// Returns a function for the case that the server may have lost its data. That function renews
     /// or queries all holds at once, so that losses are reported.
     pub(crate) fn on_data_lost(&self) -> impl Fn() + Send + Sync + 'static {
         let jobs = self.jobs.clone();
-        // After the client's end no thread receives the job, but then the client has no holds.
+        // After the client's end no thread receives the job, but by then the client has no holds.
         move || drop(jobs.send(Job::RenewAll))
     }
 
@@ -286,9 +287,8 @@ impl Watchdog {
         self.callbacks.run(Box::new(call));
     }
 
-    /// Logs an error that no caller gets. A transient error is logged at debug level: the client
-    /// tries again and reports an outage in one line, so a warning for each command would add
-    /// nothing.
+    /// Logs an error that no caller gets. A transient error is logged only at debug level: the
+    /// client tries again, and reports an outage in one line.
     pub(crate) fn log_error(&self, error: Error) {
         let level = if error.is_transient() { Level::Debug } else { Level::Warn };
         self.log(level, || format!("{error:#}"));
@@ -322,8 +322,8 @@ impl Watchdog {
                         match catch_unwind(AssertUnwindSafe(due)) {
                             Ok(renewal) => renewals.extend(renewal),
                             Err(_) => {
-                                // The task is called again later. If the task were dropped, no
-                                // thread would renew its hold or report its loss.
+                                // Call the task again later. If the task were dropped, no thread
+                                // would renew its hold or report the hold's loss.
                                 self.log_panic();
                                 self.insert(
                                     clock::now() + RETRY_AFTER_PANIC,

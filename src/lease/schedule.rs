@@ -21,8 +21,8 @@ use crate::config::Config;
 
 const MS: u64 = 1_000_000;
 
-/// A lease is renewed when this part of it has passed. A shorter hold needs no renewal, and the
-/// remaining time is enough for three slow failed attempts.
+/// A lease is renewed when this part of it has passed. A hold that ends before then needs no
+/// renewal. The remaining time is enough for three slow failed attempts.
 const RENEW_AFTER: u64 = 3;
 /// A renewal may be sent early by this part of the lease, so that renewals that are due at about
 /// the same time share a call.
@@ -37,16 +37,16 @@ const REPLY_WAIT: u32 = 6;
 /// If replicas must acknowledge renewals, the wait for the reply is longer by this part of the
 /// wait.
 const REPLICA_WAIT: u32 = 4;
-/// A hold that was granted by message is raised to the lease of its terms after this time. A
-/// shorter hold needs no raise.
+/// A hold that was granted by message has a short lease at first. After this time, a renewal raises
+/// it to the lease that its thread wants. A hold that ends before then needs no raise.
 pub(crate) const RAISE_AFTER: u64 = 50 * MS;
 /// The maximum wait for the reply to a raise. A failed raise is tried again after
 /// `RAISE_RETRY_AFTER`.
 pub(crate) const RAISE_TIMEOUT: Duration = Duration::from_millis(500);
 const RAISE_RETRY_AFTER: u64 = 400 * MS;
 
-/// A hold's key is tracked after this time, so that the server reports the hold's loss. A shorter
-/// hold needs no tracking.
+/// A hold's key is tracked after this time, so that the server reports the hold's loss. A hold that
+/// ends before then needs no tracking.
 pub(crate) const TRACK_AFTER: u64 = 100 * MS;
 
 /// If a guard has an `on_wanted` callback and a lease that is not renewed, the client asks the
@@ -90,7 +90,7 @@ pub(crate) fn reply_wait(watchdog_timeout: Duration) -> Duration {
     (watchdog_timeout / REPLY_WAIT).max(Duration::from_millis(10))
 }
 
-/// The number of replicas that must acknowledge a renewal, and how long to wait for them.
+/// Returns how many replicas must acknowledge a renewal, and how long to wait for them.
 pub(crate) fn acks(config: &Config) -> Option<ReplicaAcks> {
     let longest = reply_wait(config.watchdog_timeout) / REPLICA_WAIT;
     config.replica_acks.map(|acks| ReplicaAcks { within: acks.within.min(longest), ..acks })
@@ -128,10 +128,11 @@ pub(crate) struct RenewalState {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RenewalProgress {
-    /// No renewal was sent yet, or the last renewal succeeded.
+    /// No renewal has been sent yet, or the last renewal succeeded.
     #[default]
     Done,
-    /// A renewal is on its way. Before it, `failed` renewals have failed in a row.
+    /// A renewal was sent and has no reply yet. The `failed` renewals before it have failed in a
+    /// row.
     Sent { failed: u32 },
     /// The last renewal failed, or must be followed by another renewal. `failed` is the number of
     /// renewals that have failed in a row, and `again` is the time of the next attempt.
@@ -141,7 +142,7 @@ pub(crate) enum RenewalProgress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Due {
     pub(crate) at: u64,
-    /// The lease to ask for at that time. `None`: the hold ends at that time.
+    /// The lease to request at the time of the step. `None`: the hold ends at that time.
     pub(crate) lease: Option<Duration>,
 }
 
@@ -218,7 +219,7 @@ mod tests {
     use crate::config::ClientBuilder;
 
     const SECOND: u64 = 1_000 * MS;
-    /// A hold that was granted by reply one second after the clock began.
+    /// A hold that was granted by a reply one second after the clock began.
     const WATCHED: RenewalState = RenewalState {
         taken_at: SECOND,
         watched_since: SECOND,

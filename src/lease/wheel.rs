@@ -27,9 +27,9 @@
 //! # Invariants
 //!
 //! After `advance`, every entry is due later than `now`. If an entry is due at `now` or before, it
-//! was inserted after the last `advance`, and `now` does not change while the entry lives. An entry
-//! is in the bucket of `max(due, now)`. By the first invariant, this bucket stays the same while
-//! the entry lives, so the entry need not store it.
+//! was inserted after the last `advance`, and the next `advance` removes it. An entry is in the
+//! bucket of `max(due, now)`. By the first invariant, this bucket stays the same while the entry
+//! lives, so the entry does not store its bucket.
 //! - Entries with the same due tick are in one bucket, in the order of insertion.
 //! - A bucket's bit in `occupied` is set if and only if its list is not empty.
 //!
@@ -48,7 +48,7 @@ pub(crate) struct Wheel<T> {
     /// The number of buckets less one: `tick & mask` is a tick's bucket.
     mask: u64,
     buckets: Vec<Bucket>,
-    /// One bit per bucket, to pass over 64 empty buckets at once.
+    /// One bit per bucket. It lets a scan skip 64 empty buckets at once.
     occupied: Vec<u64>,
     entries: Vec<WheelEntry<T>>,
     /// The head of the list of free cells in `entries`, linked by `next`.
@@ -86,8 +86,8 @@ impl<T> Wheel<T> {
     pub(crate) fn insert(&mut self, due: u64, item: T) -> WheelKey {
         let bucket = self.bucket_of(due);
         let tail = self.buckets[bucket].tail;
-        // A serial number of 64 bits never overflows. A counter in each cell would be lost when the
-        // slab shrinks.
+        // A serial number of 64 bits never overflows. The counter belongs to the wheel, because a
+        // counter in each cell would be lost when the slab shrinks.
         self.serial = self.serial.saturating_add(1);
         let serial = self.serial;
         let index =
@@ -146,7 +146,7 @@ impl<T> Wheel<T> {
             }
             offset = found + 1;
         }
-        // The time changes only here, because the code above finds buckets by the old time.
+        // Change the time only here, because the code above finds buckets by the old time.
         self.now = now;
 
         // `ready` is already sorted, except for late entries and after a jump of more than a round.

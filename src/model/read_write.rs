@@ -1,5 +1,5 @@
 //! Read-write locks of the model's server: the scripts of `lua/read_write/`, but without leases and
-//! without Redisson's windows (`docs/hand-off.md`).
+//! without the times in which only Redisson's clients may take the lock (`docs/hand-off.md`).
 
 use std::collections::VecDeque;
 use std::sync::LazyLock;
@@ -31,7 +31,7 @@ impl Holders {
         self.readers.clear();
     }
 
-    /// Whether the owner could join the holders if there were no waiters.
+    /// Whether the mode of the owner agrees with the present holders, without regard to waiters.
     fn may_enter(&self, owner: &[u8]) -> bool {
         self.is_free() || self.writer.is_none() && !writes(owner)
     }

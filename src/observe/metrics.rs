@@ -89,8 +89,8 @@ impl MetricsObserver {
         labels
     }
 
-    /// Creates the counters with the value zero when this kind and label are first used. The
-    /// reason: a query such as `increase` does not find an event with which a series begins.
+    /// Creates the counters with the value zero when this kind and label are first used. A query
+    /// such as `increase` misses an event if the series begins with it.
     fn count_from_zero<T>(&self, event: &Event<'_, T>) {
         if !is_held(event.kind) {
             return;
@@ -176,7 +176,7 @@ impl Observer for MetricsObserver {
     }
 }
 
-/// Whether an acquisition of this kind is a hold, which a later event ends.
+/// Whether an acquisition of this kind lasts until a later event ends it.
 fn is_held(kind: Kind) -> bool {
     !matches!(kind, Kind::CountDownLatch | Kind::CyclicBarrier)
 }
@@ -242,8 +242,8 @@ mod tests {
             (quiet, series(&scrapes.render()))
         });
 
-        // There is a scrape every half minute. The events come between the third and the fourth
-        // scrape.
+        // There is a scrape every half minute. The loss, the failed renewal and the long wait come
+        // between the third and the fourth scrape.
         let names: BTreeSet<_> = quiet.keys().chain(eventful.keys()).collect();
         let input: String = names
             .into_iter()

@@ -3,8 +3,8 @@
 //! servers.
 //!
 //! A server that has lost all its slots may never come back. So the server's renewer and subscriber
-//! thread end, and the renewer returns its jobs to the dispatcher. The server's lanes are closed
-//! when all commands are answered.
+//! thread end, and the renewer returns its jobs to the dispatcher. The server's shared connections
+//! are closed when all commands are answered.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,9 +25,10 @@ use crate::lease::{Job, Renewal};
 pub(super) struct Dispatcher {
     core: Arc<Core>,
     cluster: Arc<Cluster>,
-    /// The thread of each renewer keeps a clone until the thread ends.
+    /// Each renewer's thread keeps a clone of this sender until the thread ends.
     alive: Sender<()>,
-    /// The renewers by their servers' numbers. The first job for a server creates its renewer.
+    /// The renewers, by the numbers of their servers. The first job for a server creates its
+    /// renewer.
     renewers: HashMap<usize, ServerRenewer>,
 }
 
@@ -35,7 +36,7 @@ pub(super) struct Dispatcher {
 struct ServerRenewer {
     node: Arc<Node>,
     jobs: Sender<Job>,
-    /// The queue of jobs, while the system cannot start the renewer's thread.
+    /// The receiver of the jobs, while the system cannot start the renewer's thread.
     unstarted: Option<Receiver<Job>>,
 }
 

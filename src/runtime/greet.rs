@@ -1,5 +1,5 @@
-//! The first exchange with a server. It checks whether this library can use the server, and
-//! measures the time of a round trip.
+//! The first exchange with a server. The exchange checks whether this library can use the server,
+//! and measures the time of a round trip.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ const WORD: &[u8] = b"redlatch";
 
 /// The result of the first exchange with a server.
 pub(crate) struct Greeting {
-    /// The shortest of a few round trips.
+    /// The shortest time of a few round trips.
     pub(crate) round_trip: Duration,
     /// Log lines about settings that work now but will cause failures later.
     pub(crate) warnings: Vec<String>,
@@ -48,8 +48,8 @@ pub(crate) fn greet(
     let (text, hash) = (SCRIPT.as_bytes(), hash.as_bytes());
     for (verb, script) in [(b"EVAL".as_slice(), text), (b"EVALSHA", hash), (b"EVALSHA", hash)] {
         let mut outcome = call(verb, script, keys);
-        // Some services choose a server by a script's key, and refuse a script without a key. (The
-        // first attempt has no key, because the user may have no right to this key.)
+        // Some services choose a server by a script's key, and refuse a script without a key. The
+        // first attempt has no key, because the user may lack the right to this key.
         if matches!(&outcome, Err(Failure::Refused(cause)) if is_odd(&cause.error)) {
             keys = &[b"1", b"redlatch"];
             outcome = call(verb, script, keys);
@@ -196,7 +196,7 @@ fn check_reply(reply: &Value, server: &InfoReply) -> Result<(), Error> {
     }
 }
 
-/// Checks whether a server that refused a script runs any scripts.
+/// Returns an error if a server that refused a script runs no scripts at all.
 fn check_refusal(Cause { error, .. }: &Cause) -> Result<(), Error> {
     let why = match error.code().unwrap_or_default() {
         "NOPERM" => "the server's access rights (ACL) forbid it: allow EVAL and EVALSHA",

@@ -28,7 +28,7 @@ impl Core {
                 self.compare_channels(&node);
             }
             self.service_unwritten();
-            // Skip the servers without slots: such a server may never come back.
+            // Skip the servers without slots, because such a server may never come back.
             let mut nodes =
                 self.servers.cluster().map_or_else(|| self.servers.all(), |it| it.masters());
             nodes.retain(|node| node.endpoint.health().needs_check());
@@ -37,8 +37,9 @@ impl Core {
         is_due
     }
 
-    /// Makes the renewer write the unwritten commands of lanes. Such commands remain if the server
-    /// accepts no bytes and a call's limit ends. The next call may come much later.
+    /// Makes the renewer write the unwritten commands of lanes. A command remains unwritten if the
+    /// server accepts no bytes until the call's time limit. The next call, which would write the
+    /// command, may come much later.
     fn service_unwritten(&self) {
         for node in self.servers.all() {
             for lane in node.lanes().iter().filter(|lane| lane.has_unwritten()) {

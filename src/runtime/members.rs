@@ -18,17 +18,17 @@ pub(crate) trait Member: Send + Sync + 'static {
     /// Called at the end of the client: wakes all waiters and releases all holds.
     fn end(self: Arc<Self>);
 
-    /// For each hold, returns a renewal, even if none is due, or a query whether the hold exists.
+    /// Returns, for each hold, a renewal (even if none is due) or a query whether the hold exists.
     fn renew_now(self: Arc<Self>) -> Vec<Renewal> {
         Vec::new()
     }
 
-    /// Called when a message says that others wait for the lock that this owner has. `None`: such
-    /// messages may have been missed. Does no I/O.
+    /// Called when a message says that others wait for the lock that this owner holds. With `None`,
+    /// such a message may have been missed for any owner. Does no I/O.
     fn hear_wanted(self: Arc<Self>, _owner: Option<u64>) {}
 
     /// Makes the leases older by this number of nanoseconds. Returns the renewals that are due
-    /// after this.
+    /// then.
     #[cfg(feature = "in-memory")]
     fn age(self: Arc<Self>, _by: u64) -> Vec<Renewal> {
         Vec::new()
@@ -44,7 +44,7 @@ pub(crate) trait Member: Send + Sync + 'static {
         false
     }
 
-    /// Whether this is a lock or a read-write lock, which this client's owners may hold.
+    /// Whether this is a lock or a read-write lock, whose holders and waiters are owners.
     fn has_owners(&self) -> bool {
         false
     }

@@ -1,8 +1,8 @@
 //! The messages on the client's own channel, and their recipients.
 //!
-//! All owners of a client share one channel, so each message contains its owner's number. A channel
-//! for each owner would need a subscription to a pattern, and the server would compare every
-//! message of every sender with this pattern.
+//! All owners of a client share one channel, so each message contains its owner's number. With a
+//! channel for each owner, the client would subscribe to a pattern, and the server would compare
+//! every message of every sender with this pattern.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,12 +16,12 @@ use redlatch_client::sync::{Mutex, is_forked};
 /// with single spaces between them. The last word is a name and may contain spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message<'a> {
-    /// The owner should ask for this lock.
+    /// The owner should request this lock.
     Ask { lock: &'a str },
     /// The owner now holds the lock.
     Grant(GrantMessage<'a>),
-    /// The owner is the first in the queue. The owner should ask after the time `left` (which may
-    /// be zero). During the time `left`, Redisson's clients may take the lock.
+    /// The owner is the first in the queue, and should request the lock after the time `left`.
+    /// Until then, Redisson's clients may take the lock. `left` may be zero.
     Open { left: Duration, database: i64, lock: &'a str },
     /// Others wait for this lock, which the owner has.
     Wanted { database: i64, lock: &'a str },
@@ -43,7 +43,7 @@ pub(crate) struct GrantMessage<'a> {
 
 impl<'a> Message<'a> {
     /// Parses a message, and returns it with the number of its owner. Returns `None` if this
-    /// version does not know such a message.
+    /// version of the library does not know the verb.
     pub(super) fn parse(message: &'a [u8]) -> Option<(u64, Self)> {
         let message = std::str::from_utf8(message).ok()?;
         let (verb, rest) = cut(message)?;
@@ -93,8 +93,8 @@ fn cut(text: &str) -> Option<(&str, &str)> {
 /// The receiver of the messages to one owner on the client's own channel.
 pub(crate) trait Recipient: Send + Sync + RefUnwindSafe {
     /// Called on the subscriber thread with no mutex held. Must not block. Returns `false` if no
-    /// thread will read the message. The client then handles the message as a message to an owner
-    /// that no longer waits.
+    /// thread will read the message. The client then treats the message as one to an owner that no
+    /// longer waits.
     fn receive(&self, message: &Message<'_>) -> bool;
 }
 
@@ -134,9 +134,9 @@ impl fmt::Debug for Recipients {
 }
 
 /// The registration of an owner, with the recipient of the messages that name the owner. An owner
-/// that [may have had](crate::ask) a queue entry remains registered while it holds the lock. The
-/// reason: after a reply that reports the grant, the grant's message may still arrive, and the
-/// client must not give the grant back.
+/// that [may have had](crate::ask) a queue entry remains registered while it holds the lock: after
+/// a reply that reports the grant, the message of the grant may still arrive. If the owner were not
+/// registered, the client would give the grant back.
 pub(crate) struct Registered<R: ?Sized = dyn Recipient> {
     all: Arc<Recipients>,
     owner: u64,

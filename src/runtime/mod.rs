@@ -74,10 +74,10 @@ pub(crate) struct Core {
     pub(crate) released_permits: ReleasedPermits,
     pub(crate) server_clock: Arc<ServerClock>,
     pub(crate) changes: Arc<ChangedNames>,
-    /// Whether the client has logged that it changes more semaphores than it can remember for a
-    /// repetition after a failover.
+    /// Whether the client has logged that it changes too many semaphores to remember all changes,
+    /// which it would repeat after a failover.
     has_logged_forgotten: AtomicBool,
-    /// Whether a hold of this client has ever listened for the message that others wait.
+    /// Whether a hold of this client has ever subscribed to the message that others wait.
     listens_for_wanted: AtomicBool,
     last_heartbeat: AtomicU64,
     counts: EventCounts,
@@ -87,10 +87,10 @@ pub(crate) struct Core {
     slow_lines: Mutex<SlowLines>,
     /// Returns the text of a log line about a slow wait.
     pub(crate) slow_line: OnceLock<SlowLine>,
-    /// The shortest lease of any handle that the watchdog renews, in nanoseconds.
+    /// The shortest lease that the watchdog renews, over all handles, in nanoseconds.
     shortest_watched: AtomicU64,
-    /// Each thread of the client keeps a clone until the thread ends. `None` after the client's
-    /// end.
+    /// Each thread of the client keeps a clone of this sender until the thread ends. `None` after
+    /// the client's end.
     alive: Mutex<Option<Sender<()>>>,
     itself: Weak<Self>,
     shut_down: AtomicBool,
@@ -98,8 +98,9 @@ pub(crate) struct Core {
     closed: AtomicBool,
 }
 
-// The compiler does not derive this trait, because the core has callbacks. `Config` explains the
-// user's callbacks. The client's own callbacks have their state in a `Mutex` or an atomic.
+// The compiler does not derive this trait, because the core has callbacks. `Config` explains why
+// the user's callbacks are safe. The client's own callbacks have their state in a `Mutex` or an
+// atomic.
 impl RefUnwindSafe for Core {}
 
 impl Core {
@@ -171,7 +172,7 @@ impl Core {
 
     /// Stores the result of the first exchange with the server.
     fn record_greeting(&self, greeting: Greeting) {
-        // Two threads may open a first connection at the same time.
+        // Two threads may each open a first connection at the same time: only one result is stored.
         if self.measured_round_trip.set(greeting.round_trip).is_ok() {
             for warning in greeting.warnings {
                 self.watchdog.log(Level::Warn, || warning);
@@ -224,9 +225,9 @@ impl Core {
         self.config.connection.response_timeout
     }
 
-    /// Notes that a handle has a lease of this length, which the watchdog renews. After this call,
-    /// no renewal waits longer than this lease allows. The client never removes this bound, because
-    /// a thread may take a lock with the handle at any time.
+    /// Notes that the watchdog renews a lease of this length for a handle. After this call, no
+    /// renewal waits longer for its reply than this lease allows. The client never removes this
+    /// bound, because a thread may take a lock with the handle at any time.
     pub(crate) fn note_watched_lease(&self, lease: Duration) {
         // If the lease is out of range, the lock's methods return an error.
         if config::check_watchdog("", lease).is_ok() {
@@ -234,7 +235,7 @@ impl Core {
         }
     }
 
-    /// How long a renewal of the shortest lease may wait for its reply.
+    /// Returns how long a renewal of the shortest lease may wait for its reply.
     fn shortest_reply_wait(&self) -> Duration {
         let shortest = self.shortest_watched.load(Ordering::Relaxed);
         schedule::reply_wait(Duration::from_nanos(shortest))
@@ -338,9 +339,9 @@ impl Core {
         }
     }
 
-    /// Listens for the message that others wait for a hold of this key. From here on, such holds
-    /// ask the server each time the server confirms a subscription to the client's own channel.
-    /// Does no I/O.
+    /// Subscribes to the message that others wait for a hold of this key. After this call, such a
+    /// hold queries the server each time the server confirms a subscription to the client's own
+    /// channel, because a message may have been missed. Does no I/O.
     pub(crate) fn listen_for_wanted(&self, key: &str) -> Subscription {
         self.listens_for_wanted.store(true, Ordering::SeqCst);
         self.pubsub.listen_to_own_soon(key)
@@ -359,7 +360,8 @@ impl Core {
         self.post_to(node.any_lane(), message, Arc::new(receiver));
     }
 
-    /// Checks whether other clients use the other kind of channels (sharded or not).
+    /// Checks whether other clients use sharded channels while this client does not, or the
+    /// reverse.
     fn compare_channels(&self, node: &Arc<Node>) {
         for query in self.pubsub.comparison_commands(node) {
             let core = Weak::clone(&self.itself);
@@ -455,7 +457,8 @@ impl Host for SubscriberHost {
 
     fn message(&self, message: &[u8]) {
         let Some((owner, message)) = Message::parse(message) else { return };
-        // A message for a holder goes to `unclaimed`, because a holder is not always registered.
+        // A message for a holder goes to `unclaimed` even if no owner is registered, because a
+        // holder need not be registered.
         let is_for_holder = matches!(message, Message::Wanted { .. });
         let named = self.recipients.named(owner).filter(|_| !is_for_holder);
         if !named.is_some_and(|named| named.recipient.receive(&message)) {

@@ -1,5 +1,5 @@
-//! Clients for the model tests. These clients use a model's server, and lack the threads that wait
-//! for time to pass, because no time passes in a model.
+//! Clients for the model tests. These clients use a model's server, and have no threads that wait
+//! for a time, because no time passes in a model.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,8 +53,8 @@ impl Core {
         thread::spawn(move || pubsub.run(&subscriber))
     }
 
-    /// Reads replies, as the background thread does soon after a post. At the limit of unread
-    /// replies, further posts are written only after this call.
+    /// Reads the replies to commands for which no thread waits, as the background thread does. If
+    /// too many replies are unread, further such commands are written only after this call.
     pub(crate) fn read_replies(&self) {
         let node = self.servers.first();
         while !node.any_lane().service(MINUTE, MINUTE) {

@@ -15,7 +15,7 @@ use crate::name::Name;
 use crate::observe::{Event, Kind, Observer};
 use crate::snapshot::{Counts, ServerState, Snapshot, Waiting};
 
-/// The maximum time of a query for the holder, which may delay the callback of a loss.
+/// The maximum time of a query for the holder. The query may delay the callback of a loss.
 const QUERY_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The events that a client counts.
@@ -56,24 +56,24 @@ impl EventCounts {
 
 /// The least time between two of a client's queries for log lines about slow waits.
 const MIN_LINE_INTERVAL: Duration = Duration::from_secs(1);
-/// The least time between two log lines about one name. In a busy pool each wait may be slow.
+/// The least time between two log lines about one name. Otherwise a busy pool, in which each wait
+/// is slow, would fill the log.
 const MIN_NAME_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The earliest times, by [`clock`], at which the client may log another line about a slow wait.
 /// These times limit the log lines and queries of many waiters.
 #[derive(Debug, Default)]
 pub(super) struct SlowLines {
-    /// Whether a query runs on the callbacks' thread, which may hang. Only one query runs at a
-    /// time.
+    /// Whether a query is queued or runs on the callbacks' thread. Only one query runs at a time.
     query_runs: bool,
     next: u64,
-    /// The names and deadlocks for which a line was logged within the last minute. Each has the
-    /// time from which the next line may be logged.
+    /// The names and the deadlock lines that were logged within the last minute, each with the time
+    /// from which the next line may be logged.
     names: HashMap<Arc<str>, u64>,
 }
 
 impl SlowLines {
-    /// Begins a query about a name. If none may begin now, returns the time after which to try
+    /// Begins a query about a name. If no query may begin now, returns the time after which to try
     /// again.
     fn try_begin(&mut self, now: u64, name: &str) -> Option<Duration> {
         if self.query_runs {
@@ -119,12 +119,12 @@ pub(crate) struct SlowWait {
 }
 
 /// The maximum number of events that wait behind a slow callback. The second limit is for losses
-/// and ends of outages. These events are few, and if a loss were dropped, an observer's count of
-/// holds would remain wrong.
+/// and ends of outages. These events are rare. If a loss were dropped, an observer's count of holds
+/// would remain wrong.
 const MAX_EVENTS: usize = 10_000;
 const MAX_WITH_LOSSES: usize = 100_000;
 
-/// The waits that have lasted for a while, by the time of their start and the id of the thread.
+/// The waits that have lasted for a while. The key is the start of the wait and the thread's id.
 /// Each wait has a name, the name's kind, a thread, and the thread's arrival number in the
 /// process's queue. A leader's arrival number is zero.
 pub(crate) type Waits = BTreeMap<(u64, u64), ListedWait>;
@@ -191,7 +191,7 @@ impl Core {
         });
     }
 
-    /// Reports the changes that the client has dropped since its last report.
+    /// Reports the changes of semaphores that the client has forgotten since its last report.
     pub(super) fn report_forgotten(&self) {
         let forgotten = self.changes.take_forgotten();
         if forgotten == 0 {
@@ -251,9 +251,9 @@ impl Core {
     }
 
     /// Asks the server on the callbacks' thread why a wait lasts, and logs the reason. Only one
-    /// query runs at a time, and there is a least time between two lines. If the query must wait
-    /// for one of these reasons, returns the time after which to call this function again. Returns
-    /// `None` if the caller must not call this function again.
+    /// query runs at a time, and there is a least time between two lines. If one of these rules
+    /// delays the query, returns the time after which to call this function again. Returns `None`
+    /// if the caller need not call it again.
     pub(crate) fn log_slow_wait(&self, wait: SlowWait) -> Option<Duration> {
         if !log::log_enabled!(Level::Warn) {
             return None;
@@ -261,7 +261,8 @@ impl Core {
         if let Some(later) = self.slow_lines.lock().try_begin(clock::now(), &wait.name) {
             return Some(later);
         }
-        // The longer a thread has waited, the less often it tries to start a query.
+        // The longer a thread has waited, the longer it pauses before it tries again to start a
+        // query.
         let later = MIN_LINE_INTERVAL.max(wait.waited / 4);
         let core = Weak::clone(&self.itself);
         self.watchdog.queue_call(move || {
@@ -283,7 +284,8 @@ impl Core {
     }
 
     /// Logs at once which other locks the thread holds, because the thread has waited for a long
-    /// time. Only this client knows these locks, so perhaps only this line shows a deadlock.
+    /// time. Only this client knows which thread holds these locks, so perhaps only this line shows
+    /// a deadlock.
     pub(crate) fn log_deadlock(&self, name: &Name, thread: &Arc<Thread>, waited: Duration) {
         let held = self.members.held_by(thread);
         if held.is_empty() || !log::log_enabled!(Level::Warn) {

@@ -1,12 +1,11 @@
 //! The live owners: the owners for which this process requests or holds locks.
 //!
-//! If a release reached only the old master, the new master may have a hold of an owner that no
-//! thread of this client uses. An owner's number is never used again, so an owner that no thread
-//! uses never becomes live again, and its hold can be released.
+//! If a release reached only the old master, the new master may have a hold of an owner that is not
+//! live. The client can release this hold, because the number of an owner is never used again.
 //!
 //! An owner that adopts a ticket has the ticket's number, and a program may adopt a ticket twice. A
-//! command that removes the remains of the first adoption must not end the second adoption. So this
-//! number remains live until the server has certainly ended the hold.
+//! command that cleans up after the first adoption must not end the second adoption. So the
+//! ticket's number remains live until the server has certainly ended the hold.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,7 +16,7 @@ use redlatch_client::sync::{Mutex, is_forked};
 use super::Core;
 use crate::scripts::{Mode, Owner};
 
-/// The numbers of the live owners. (With hash sets, each lock would cost more.)
+/// The numbers of the live owners. With hash sets, each lock would cost more.
 #[derive(Default)]
 pub(super) struct Owners {
     live: Mutex<BTreeSet<u64>>,
@@ -33,7 +32,7 @@ pub(crate) struct LiveOwner {
 }
 
 impl Core {
-    /// Makes a new owner, which is live as long as the returned `LiveOwner` exists. `hears`: see
+    /// Makes a new owner, which is live while the returned `LiveOwner` exists. `hears`: see
     /// [`ClientId::next_owner_to`](crate::scripts::ClientId::next_owner_to).
     pub(crate) fn next_owner_to(self: &Arc<Self>, mode: Mode, hears: bool) -> (Owner, LiveOwner) {
         let owner = self.id.next_owner_to(mode, hears);
@@ -41,9 +40,9 @@ impl Core {
         (owner, LiveOwner { core: Arc::clone(self), number: owner.number() })
     }
 
-    /// Makes the owner live that adopts the ticket with this number. The `bool` says whether the
-    /// call repeats an adoption with an unknown outcome. Returns `None` if another call of this
-    /// client is adopting or has adopted the ticket.
+    /// Makes the owner with the number of a ticket live, before a call adopts the ticket. The
+    /// `bool` says whether the call repeats an adoption with an unknown outcome. Returns `None` if
+    /// another call of this client is adopting or has adopted the ticket.
     pub(crate) fn adopt(self: &Arc<Self>, number: u64) -> Option<(LiveOwner, bool)> {
         let is_repeated = self.owners.undecided.lock().remove(&number);
         let is_new = self.owners.live.lock().insert(number);

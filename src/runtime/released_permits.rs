@@ -1,10 +1,10 @@
 //! The permits of expirable semaphores that this process has just released.
 //!
-//! A new master may lack a release that the old master has answered. The permit is then taken on
+//! A new master may lack a release that the old master has answered. Then the permit stays taken on
 //! the new master until its lease ends. So this module remembers each released permit, and the
-//! client releases it again on the new master. (A list of the permits that this process has would
-//! not help, because any process that knows a permit's id may have the permit.) An id names one
-//! acquisition, so a second release frees no other permit.
+//! client releases it again on the new master. An id names one acquisition, so a second release
+//! frees no other permit. (The client cannot look for permits that it does not use, because another
+//! process that knows the id may use the permit.)
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use redlatch_client::sync::{Mutex, clock};
 
 use crate::scripts::PermitId;
 
-/// A permit is remembered until another permit is released this much later. Before a failover, the
-/// replica that becomes the master lags behind the old master by less than this. (Time without a
-/// release does not count, because an outage may last longer than this.)
+/// A permit is remembered until another permit is released this much later. The new master of a
+/// failover lags behind the old master by less than this time. The time of an outage does not
+/// count, because no permit is released in it.
 const REMEMBER_FOR: u64 = 10_000_000_000;
 /// The time after which a permit is forgotten if no other permit is released. No client waits
 /// this long for the end of an outage.

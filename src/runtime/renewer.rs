@@ -30,8 +30,8 @@ use crate::scripts;
 const NAMES_PER_CALL: usize = 128;
 /// The maximum number of names whose renewals are written before a reply is read.
 const NAMES_PER_PACKET: usize = 16 * NAMES_PER_CALL;
-/// How long a reply for which no caller waits may take, in addition to some round trips. If the
-/// reply takes longer, its lane is closed.
+/// How long a reply may take if no caller waits for it, in addition to some round trips. If the
+/// reply takes longer, its connection is closed.
 const SERVICE_WAIT: Duration = Duration::from_millis(100);
 const QUERY_RETRY: u64 = 1_000_000_000;
 
@@ -49,13 +49,15 @@ pub(crate) struct Renewer {
     cleanups: Vec<Cleanup>,
     /// The time at which to query the holds again, if the server did not answer the last query.
     query_again_at: Option<u64>,
-    /// The last run of the server at which the renewer repeated earlier releases.
+    /// The last run of the server (a run lasts from its start to its end) at which the renewer
+    /// repeated earlier releases.
     last_run: u64,
     /// Changes of semaphores to repeat at another run of the server, or in moved slots.
     mending: VecDeque<Mending>,
-    /// Whether the server refused some of these changes for lack of rights, which is logged once.
+    /// Whether the server refused some of these changes because the user lacks a right. The refusal
+    /// is logged once.
     is_forbidden: bool,
-    /// Whether the client has never opened a connection to the server.
+    /// Whether the client has not yet opened a connection to the server.
     is_unmet: bool,
     /// `Some` while the server refuses renewals.
     refusal_period: Option<RefusalPeriod>,
@@ -83,7 +85,7 @@ impl Renewer {
         }
     }
 
-    /// Opens the connection now: at the first renewal, the server might refuse a new connection,
+    /// Opens the connection now. At the first renewal, the server might refuse a new connection,
     /// because it is full or its password has changed.
     pub(crate) fn connect(mut self) -> Self {
         // If this fails, the failure is logged, and the renewer uses the lanes.
@@ -124,7 +126,8 @@ impl Renewer {
                 self.catch_panic(|renewer| renewer.do_job(Job::RenewAll));
             }
             self.catch_panic(Self::mend_some);
-            // Urgent jobs go first: while the server is away, a packet of cleanups takes long.
+            // Do urgent jobs first, because a packet of cleanups takes long while the server is
+            // unreachable.
             if !todo.is_urgent() {
                 self.catch_panic(|renewer| renewer.send_due_cleanups(now));
             }
@@ -239,12 +242,12 @@ impl Renewer {
 
     /// Releases holds that this client has already released. A released hold exists again if
     /// another server becomes the master, or if this server comes back with older data. Without a
-    /// second release, waiters would wait until the lease ends. (A list of all released holds would
-    /// grow without limit. So the renewer asks the server which owners of this client hold the
-    /// locks that the client knows.)
+    /// second release, waiters would wait until the lease ends. A list of all released holds would
+    /// grow without limit. So the renewer queries which owners of this client hold the locks that
+    /// the client knows.
     fn release_leftovers(&mut self, mut members: Vec<Arc<dyn Member>>) {
         members.retain(|member| member.has_owners());
-        // If a name has two members, this keeps the second, a fair lock's queue, which has more
+        // If a name has two members, keep the second: the queue of a fair lock, which has more
         // owners.
         let by_name: HashMap<_, _> =
             members.iter().map(|member| (Arc::clone(member.name()), member)).collect();
@@ -273,8 +276,9 @@ impl Renewer {
 
     fn service(&self, lane: &Arc<Lane>) {
         let patience = SERVICE_WAIT + self.core.round_trip().saturating_mul(4);
-        // No renewal is sent while this function runs. So during an outage the function opens no
-        // connection: a posted command then fails, and is sent again as a cleanup.
+        // No renewal is sent while this function runs. So the function opens no connection during
+        // an outage. The commands for which no thread waits then fail, and are sent again as
+        // cleanups.
         let to_open = if self.own.endpoint.health().is_out() {
             Duration::ZERO
         } else {
@@ -288,7 +292,8 @@ impl Renewer {
     }
 }
 
-/// Whether to send the command again: the server did not answer, or its refusal may be transient.
+/// Whether to send the command again, because the server did not answer or its refusal may be
+/// transient.
 fn may_succeed_later(failure: &Failure) -> bool {
     match failure {
         Failure::Refused(cause) => scripts::is_transient(&cause.error) || is_redirect(&cause.error),

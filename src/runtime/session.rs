@@ -32,8 +32,8 @@ use crate::scripts::{ClientId, not_connected, unfit, unreachable};
 pub(crate) struct Session(pub(super) Arc<Threads>);
 
 impl Session {
-    /// Connects. `unclaimed` gets the messages for which no owner of this client waits. `unclaimed`
-    /// runs on the subscriber thread and must not block.
+    /// Connects. The function `unclaimed` gets the messages for which no owner of this client
+    /// waits. It runs on the subscriber thread and must not block.
     pub(crate) fn open(url: &str, config: Config, unclaimed: Unclaimed) -> Result<Self, Error> {
         Self::start(url, config, unclaimed, |url, config| {
             Self::find(url, config).map(|(servers, greeting)| (servers, Some(greeting)))
@@ -183,7 +183,8 @@ impl Core {
             let Some(core) = core.upgrade() else { return Ok(()) };
             if let Some(cluster) = core.servers.cluster() {
                 cluster.meet(endpoint, ask).map_err(not_connected).map_err(unfit)?;
-                // From a replica, the client only needs the addresses of the cluster's masters.
+                // A replica needs no check: the client reads only the addresses of the cluster's
+                // masters from it.
                 if core.is_met() || server.is_replica() {
                     return Ok(());
                 }
@@ -258,7 +259,7 @@ impl Core {
     fn log_in_again(&self, credentials: &Credentials) {
         let command = Command::auth(credentials);
         for node in self.servers.all() {
-            // A lane without a connection asks for the credentials when it opens one.
+            // Skip a lane without a connection: it gets the new credentials when it connects.
             for lane in node.lanes().iter().filter(|lane| lane.is_open()) {
                 // If the server refuses the new credentials, this connection keeps the old login,
                 // and the next connection asks for credentials again.
@@ -294,10 +295,10 @@ fn source<T: Provided>(provider: Option<&Provider<T>>) -> Result<Option<Arc<Sour
     Ok(started.map(Arc::new))
 }
 
-/// Returns the number of lanes for this round trip. A near server gets four lanes, so that the
-/// server has work while threads write and read. (With more lanes, packets are smaller and cost
-/// more time.) A distant server gets enough lanes that a thread rarely waits for the replies of
-/// other threads.
+/// Returns the number of lanes for this round trip. A lane is a connection that threads share. A
+/// near server gets four lanes, so that the server has work while threads write and read. With more
+/// lanes, each write would carry fewer commands and cost more time. A distant server gets so many
+/// lanes that a thread rarely waits for the replies of other threads.
 fn lanes_for(round_trip: Duration) -> usize {
     match round_trip.as_micros() {
         0..500 => 4,
@@ -354,7 +355,7 @@ impl Threads {
         core.members.all().into_iter().for_each(|member| member.end());
         core.pubsub.shut_down();
         // Before the wheel stops, every release must be answered or become a cleanup. After this
-        // line, a thread that posts a command waits for the reply.
+        // line, a thread that sends a release waits for the reply itself.
         core.closed.store(true, Ordering::SeqCst);
         let patience = core.config.connection.response_timeout;
         let begun = Instant::now();

@@ -8,9 +8,9 @@ use redlatch_client::Lane;
 use crate::lease::Job;
 
 /// A renewer's jobs. Renewals come first. After each packet of renewals, the renewer does one other
-/// job, so that renewals that wait for replicas do not block the other jobs. The service of lanes
-/// comes last, one lane at a time. A lane that does not answer takes long, and a renewal should
-/// wait for at most one such lane.
+/// job, because renewals that wait for replicas could otherwise block the other jobs. The service
+/// of lanes (to read replies for which no caller waits) comes last, one lane at a time. A lane that
+/// does not answer takes long, and a renewal should wait for at most one such lane.
 #[derive(Default)]
 pub(super) struct Todo {
     renewals: VecDeque<Job>,
@@ -24,8 +24,9 @@ pub(super) struct Todo {
 impl Todo {
     pub(super) fn put(&mut self, job: Job) {
         match job {
-            // All renewals that became due during the last exchange are sent together. If each tick
-            // of the wheel needed its own round trip, a short lease at a distant server could end.
+            // Send all renewals together that became due during the last exchange. If the renewals
+            // of each tick needed a round trip of their own, a short lease at a distant server
+            // could end.
             Job::Renew(more) => match self.renewals.back_mut() {
                 Some(Job::Renew(last)) => last.extend(more),
                 _ => self.renewals.push_back(Job::Renew(more)),
@@ -61,7 +62,7 @@ impl Todo {
 mod tests {
     use super::*;
 
-    /// If renewals wait for replicas, there may always be a due renewal.
+    /// If renewals wait for replicas, a renewal may be due at all times.
     #[test]
     fn other_jobs_have_their_turn_while_renewals_never_end() {
         let mut todo = Todo::default();

@@ -45,7 +45,7 @@ pub(crate) enum GenerationState {
     Present,
     Tripped,
     Broken,
-    /// The generation has ended, and the server does not know whether it tripped or broke.
+    /// The generation has ended, and the server no longer has a record of how it ended.
     Forgotten,
 }
 
@@ -71,9 +71,9 @@ pub(crate) enum ArrivalKind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BarrierPosition {
     pub(crate) generation: i64,
-    /// The number of parties that are still missing. If it is zero, this is the last party, which
-    /// trips the barrier or runs the action. `None` if the thread has not arrived, because the
-    /// generation is complete and the last party's action runs.
+    /// The number of parties that had not arrived after this arrival. Zero for the last party,
+    /// which trips the barrier or runs the action. `None` if the thread has not arrived, because
+    /// the generation is complete and the last party's action is running.
     pub(crate) index: Option<u32>,
 }
 
@@ -93,9 +93,9 @@ impl BarrierScripts<'_> {
         flag(self.once(&TRY_SET_PARTIES, id, &[parties.to_string().as_bytes()])?)
     }
 
-    /// Makes `party` arrive with its lease. `lowest_generation`: the lowest number that the present
-    /// generation can have. `is_copy`: whether the request was sent before, with an unknown
-    /// outcome. Returns `None` if the barrier is broken.
+    /// Makes `party` arrive with its lease. `lowest_generation` is the lowest number that the
+    /// present generation can have. `is_copy` says whether the request was sent before, with an
+    /// unknown outcome. Returns `None` if the barrier is broken.
     pub(crate) fn arrive(
         self,
         id: RequestId,
@@ -151,7 +151,7 @@ impl BarrierScripts<'_> {
         flag(self.once(&DELETE, id, &[self.keys.channel.as_bytes()])?)
     }
 
-    /// Asks for the state of a thread's generation, or of the present generation. If the thread's
+    /// Reads the state of a thread's generation, or of the present generation. If the thread's
     /// party has arrived, renews the party's lease.
     pub(crate) fn state(
         self,

@@ -1,10 +1,10 @@
-//! The chain: for how long redlatch's processes have passed a lock to each other. This file is pure
-//! and imports nothing from the crate, because the models of the scripts (`tests/models/`) compile
-//! it, too.
+//! A chain: how long redlatch's processes have passed a lock to each other. This file is pure and
+//! imports nothing from the crate, because the models of the scripts (`tests/models/`) compile it,
+//! too.
 
-/// The time at which redlatch's processes began to pass the lock to each other without a window,
-/// and the number of grants since then, including the present grant. (A chain must be small,
-/// because each hold and each name has one.)
+/// The time at which redlatch's processes began to pass the lock to each other, and the number of
+/// grants since then, including the present grant. In a window, only Redisson's clients take the
+/// lock; a window ends the chain. A chain must be small, because each hold and each name has one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Chain {
     pub(crate) clock: ChainClock,
@@ -12,11 +12,11 @@ pub(crate) struct Chain {
     pub(crate) count: u32,
 }
 
-/// The clock of a chain's start. A process that got the lock in a reply uses its own clock, because
-/// a read of the server's clock would cost one command for each uncontended lock.
+/// The clock of a chain's start. A process that got the lock in a reply uses its own clock. To read
+/// the server's clock would cost one more command for each uncontended lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum ChainClock {
-    /// The start is not known.
+    /// The start is unknown.
     #[default]
     Unknown,
     /// In ms, from a grant by message.
@@ -44,7 +44,8 @@ impl Chain {
         Self { clock: ChainClock::Server, start, count }
     }
 
-    /// Returns a new chain for a process that got the lock in the reply to a request of this time.
+    /// Returns a new chain for a process that sent its request at `asked_at` and got the lock in
+    /// the reply.
     pub(crate) const fn begun(asked_at: u64) -> Self {
         Self { clock: ChainClock::Process, start: asked_at, count: 1 }
     }

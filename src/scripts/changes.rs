@@ -1,14 +1,15 @@
 //! The log of a client's latest changes of semaphores, which the client can repeat at another
 //! master.
 //!
-//! After a failover, the new master has the changes of the old master up to some point. In a
-//! sequence, the client opens a request only after it has closed the previous request. So if a
-//! server remembers request k of a sequence, it has all changes of the sequence up to k, and no
-//! later change. If a server remembers no request of a sequence, it has received no change of the
-//! sequence for minutes. The client repeats the changes that the server lacks
-//! (`lua/semaphore/mend.lua`), in the order of their numbers. After that the server remembers the
-//! last repeated change, so a copy changes nothing. Before that the server applies no later request
-//! of the sequence, because each request names the change before it (`lua/once.lua`).
+//! After a failover, the new master has the changes of the old master up to some point. The client
+//! numbers its requests in sequences. In a sequence, it opens a request only after it has closed
+//! the previous request. So if a server remembers request k of a sequence, it has all changes of
+//! the sequence up to k, and no later change. If a server remembers no request of a sequence, it
+//! has received no change of the sequence for minutes. The client repeats the changes that the
+//! server lacks (`lua/semaphore/mend.lua`), in the order of their numbers. After the repetition the
+//! server remembers the last repeated change, so a copy of a change has no effect. Before the
+//! repetition the server applies no later request of the sequence, because each request names the
+//! change before it (`lua/once.lua`).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,8 +19,8 @@ use redis::Value;
 use redlatch_client::sync::clock;
 
 /// A change is kept until the same run of the server replies to another change this much later. A
-/// replica that becomes the master lags by less than this. (The age of the change does not count,
-/// because an outage may last longer than this.)
+/// replica that becomes the master lags behind by less than this time. The age of the change alone
+/// does not decide, because an outage may last longer.
 pub(super) const KEEP_FOR: u64 = 10_000_000_000;
 /// The largest number of changes that are kept for a name. This limits the memory, and the time of
 /// a script that repeats the changes.
@@ -28,8 +29,8 @@ pub(super) const MAX_CHANGES_PER_NAME: usize = 10_000;
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
     pub(super) at: u64,
-    /// The run of the server to which the client was last connected before the change. After a
-    /// mend, the run at which the change was repeated.
+    /// The run of the server to which the client was last connected before the change. If the
+    /// client has repeated the change at another run, this is that run.
     pub(super) run: u64,
     pub(super) sequence: usize,
     pub(super) number: u64,
@@ -119,7 +120,7 @@ impl Log {
     }
 
     /// Notes that this run of the server has received all changes of these semaphores that were
-    /// made before `asked`. These changes then count as made by this run.
+    /// made before `asked`. From then on, these changes count as changes at this run.
     pub(super) fn record_mended(&mut self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
         let now = clock::now();
         for change in &mut self.changes {

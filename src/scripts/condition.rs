@@ -26,7 +26,7 @@ pub(crate) struct ConditionScripts<'a> {
 pub(crate) enum WaiterState {
     /// The waiter waits, or waited until this request removed its entry.
     Waits,
-    /// The waiter has no entry, which counts as a notification.
+    /// The waiter has no entry. This counts as a notification.
     Notified,
 }
 
@@ -34,7 +34,7 @@ pub(crate) enum WaiterState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotificationUse {
     Used,
-    /// Another waiter gets the notification.
+    /// It passes the notification on to another waiter.
     PassedOn,
 }
 
@@ -71,7 +71,7 @@ impl ConditionScripts<'_> {
         Ok(u64::try_from(number(reply)?).ok())
     }
 
-    /// Asks for the state of a waiter. If the waiter `leaves`, also removes its entry.
+    /// Reads the state of a waiter. If the waiter `leaves`, also removes its entry.
     pub(crate) fn waiter_state(
         self,
         route: &Route,
@@ -91,7 +91,7 @@ impl ConditionScripts<'_> {
         self.command(&KEEP_ALIVE, None, &waiters)
     }
 
-    /// Returns the command that removes all data of a waiter.
+    /// Returns the command that removes a waiter's data from the server.
     pub(crate) fn done_command(self, waiter: &[u8], becomes: NotificationUse) -> Command {
         let pass: &[u8] = if becomes == NotificationUse::PassedOn { b"1" } else { b"0" };
         self.command(&DONE, None, &[waiter, pass])

@@ -8,7 +8,7 @@ use redlatch_client::{Command, Failure, Outcome, ReplicaAcks, Route, decimal, re
 use super::{Mode, Owner, Replied, Rights, Trouble, failed_script, granted, unexpected};
 use crate::error::Error;
 
-/// The code that is appended to the user's script, for plain owners and for writers.
+/// The code after the user's script, which checks the owner: for plain owners, and for writers.
 static IF_HELD: LazyLock<[&str; 2]> =
     LazyLock::new(|| [code!("lock/eval.lua"), code!("lock/eval_writer.lua", "lock/eval.lua")]);
 /// The script that runs one command.
@@ -57,8 +57,8 @@ impl Script {
     }
 
     /// The text that is sent to the server for this mode, and its hash. The user's text becomes the
-    /// body of a function without upvalues. Each line of the user's text keeps its line number, so
-    /// an error names the right line.
+    /// body of a function that sees no local variable of this library. Each line of the user's text
+    /// keeps its line number, so an error names the right line.
     pub(crate) fn whole(&self, mode: Mode) -> &(String, String) {
         let writes = usize::from(mode == Mode::Write);
         self.whole[writes].get_or_init(|| {
@@ -149,7 +149,7 @@ pub(crate) struct ScriptCall<'a> {
     pub(crate) script: &'a Script,
     pub(crate) keys: &'a [&'a str],
     pub(crate) arguments: &'a [&'a [u8]],
-    /// The argument before the user's arguments.
+    /// An argument that is sent before the user's arguments.
     pub(crate) first: Option<&'a str>,
 }
 

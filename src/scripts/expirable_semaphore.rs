@@ -30,7 +30,7 @@ static UPDATE_LEASE_TIME: LazyLock<CachedScript> =
 static SET_PERMITS: LazyLock<CachedScript> = script!(COUNT, "expirable_semaphore/set_permits.lua");
 static DELETE: LazyLock<CachedScript> = script!(COUNT, "expirable_semaphore/delete.lua");
 // Plain semaphores use these scripts, too, because both kinds store the number of free permits in
-// the same way (an expirable semaphore has no mark).
+// the same way. Only the mark of a plain semaphore is missing.
 static TRY_SET_PERMITS: LazyLock<CachedScript> = script!(MARKED, "semaphore/try_set_permits.lua");
 static ADD_PERMITS: LazyLock<CachedScript> = script!(MARKED, "semaphore/add_permits.lua");
 
@@ -47,9 +47,10 @@ pub(crate) struct ExpirableScripts<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TakenPermit {
-    /// This number of permits was taken. The permits have the first ids of the request.
+    /// This number of permits was taken. They have the first ids of the request.
     Taken(usize),
-    /// There were too few permits for the first thread. The first lease ends after this time.
+    /// There were too few permits for the first need. The lease that ends first ends after this
+    /// time.
     Refused(Option<Duration>),
     /// There is no such semaphore.
     Missing,
@@ -107,7 +108,7 @@ impl ExpirableScripts<'_> {
         release_command(self.keys(), self.channel, ids, all)
     }
 
-    /// Returns the command that asks whether permits are taken. The reply has the end of each
+    /// Returns the command that queries whether permits are taken. The reply has the end of each
     /// lease, or nil for an unknown permit.
     pub(crate) fn are_held_command(self, ids: &[PermitId]) -> Command {
         let mut parts: Vec<&[u8]> = vec![b"ZMSCORE", self.timeouts.as_bytes()];

@@ -20,7 +20,7 @@ pub(crate) struct Expiry<'a> {
     pub(super) key: &'a str,
     /// The other key of the same semaphore or latch.
     pub(super) another: Option<&'a str>,
-    /// Whether the semaphore exists even if only the other key exists.
+    /// Whether the semaphore exists even if it has only the other key.
     pub(super) is_either: bool,
     pub(super) requests: &'a Requests,
 }

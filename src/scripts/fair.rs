@@ -37,7 +37,8 @@ pub(crate) struct FairScripts<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FairAcquired {
     Granted {
-        /// Whether the owner already had the lock: its grant's message is on its way, or was lost.
+        /// Whether the owner already had the lock before this request. The message of the grant is
+        /// then on its way, or was lost.
         already: bool,
         followers: Followers,
         /// The server's time of the reply in ms, if the request named other owners.
@@ -46,12 +47,13 @@ pub(crate) enum FairAcquired {
     Queued {
         /// The server's time of the reply in ms.
         now: u64,
-        /// The time after which to ask again if no message arrives, or `None` to ask only after a
-        /// message.
+        /// The time after which to send the next request if no message arrives, or `None` to wait
+        /// for a message.
         ask_after: Option<Duration>,
-        /// Whether the message may come from one of Redisson's clients, on the owner's own channel.
+        /// Whether the message may come from one of Redisson's clients, on the channel of this
+        /// owner.
         by_redisson: bool,
-        /// Whether the owner had lost its entry and has one again.
+        /// Whether the owner had lost its queue entry, and this request added a new entry.
         was_requeued: bool,
     },
     /// The owner has lost its entry.
@@ -64,12 +66,12 @@ pub(crate) enum FairAcquired {
 /// The other owners of the same client that a request names.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Others<'a> {
-    /// The owner has not been queued. The owner's first request also names these owners, which get
-    /// the entries behind the owner's entry.
+    /// This is the owner's first request. The request also names these owners, which get the
+    /// entries behind the owner's entry.
     Companions {
         owners: &'a [Owner],
-        /// Whether the client does not listen yet and has no other waiter in the queue. If so, each
-        /// of `owners` asks again when the client listens.
+        /// Whether the client has no subscription yet and no other waiter in the queue. If so, each
+        /// of `owners` sends another request when the client has subscribed.
         is_not_listening: bool,
     },
     /// The owner was queued before, and its request names no other owners.
@@ -93,15 +95,15 @@ pub(crate) fn followers(word: &str) -> Option<Followers> {
 pub(crate) struct KeepAliveReply {
     /// The time after which the next keep-alive is due, if that is sooner than usual.
     pub(crate) again: Option<Duration>,
-    /// The first waiter of a free lock, if it should ask now.
+    /// The first waiter of a free lock, if this waiter should request the lock now.
     pub(crate) first: Option<u64>,
     /// The owners that have lost their entries.
     pub(crate) missing: HashSet<u64>,
 }
 
 impl FairScripts<'_> {
-    /// Takes the lock or adds an entry to the queue. If the owner already has an entry, asks for
-    /// its state.
+    /// Takes the lock or adds an entry to the queue. If the owner already has an entry, reads the
+    /// entry's state.
     pub(crate) fn acquire(
         self,
         route: &Route,
@@ -157,7 +159,8 @@ impl FairScripts<'_> {
         self.command(&RELEASE, &arguments)
     }
 
-    /// Returns the command that shortens the lease of a kept hold, which no thread has, to `rest`.
+    /// Returns the command that shortens the lease of a hold that no thread has any longer to
+    /// `rest`.
     pub(crate) fn keep_command(self, owner: &Owner, rest: Duration, passed: &[Owner]) -> Command {
         let (owner, mut digits) = (owner.text(), [0; 20]);
         let passed: Vec<_> = passed.iter().map(Owner::text).collect();
@@ -170,9 +173,9 @@ impl FairScripts<'_> {
         self.command(&FORCE_UNLOCK, &[])
     }
 
-    /// Returns the command that sends a keep-alive of these owners. `steady`: whether the server
-    /// has answered this client for a while. If so, owners that sent nothing in that time count as
-    /// silent.
+    /// Returns the command that sends a keep-alive of these owners. `steady` says whether the
+    /// server has answered this client for a while. If so, owners that sent nothing in that time
+    /// count as silent.
     pub(crate) fn keep_alive_command(self, owners: &[Owner], steady: bool) -> Command {
         let steady: &[u8] = if steady { b"1" } else { b"0" };
         let owners: Vec<_> = owners.iter().map(Owner::text).collect();

@@ -6,7 +6,7 @@ use super::Mode;
 
 /// `prefix:{name}`, or `prefix:name` if the name has a brace of its own.
 ///
-/// As in Redisson, any `{` in the name counts, even if it begins no hash tag, and nothing is
+/// As in Redisson, any `{` in the name is such a brace, even if it begins no hash tag. Nothing is
 /// escaped.
 fn pieces<'a>(prefix: &'a str, name: &'a str) -> Pieces<'a> {
     let [open, close] = if name.contains('{') { [":", ""] } else { [":{", "}"] };
@@ -43,7 +43,7 @@ fn around(make: KeyOf) -> (String, String) {
     (before.to_owned(), after.to_owned())
 }
 
-/// Returns the name from which `make` makes this key or channel. If there are two such names,
+/// Returns the name for which `make` returns this key or channel. If there are two such names,
 /// returns the name without braces.
 pub(crate) fn name_of(key: &str, make: KeyOf) -> Option<String> {
     let (before, after) = around(make);
@@ -53,8 +53,8 @@ pub(crate) fn name_of(key: &str, make: KeyOf) -> Option<String> {
     names.find(|name| make(name) == key).map(str::to_owned)
 }
 
-/// Returns the patterns for the keys of all names that match this pattern. A name with a brace may
-/// match a pattern without a brace, but its key has no added braces. The second pattern matches
+/// Returns the patterns for the keys of all names that match this pattern. The key of a name with a
+/// brace has no added braces, even if the pattern itself has no brace. The second pattern matches
 /// such keys.
 pub(crate) fn patterns(pattern: &str, make: KeyOf) -> Vec<String> {
     let (before, after) = around(make);
@@ -84,12 +84,13 @@ impl<'a> LockKeys<'a> {
         Self { name, mode, is_fenced }
     }
 
-    /// The key of the queue of waiting processes. Only redlatch uses this key and the window.
+    /// The key of the queue of waiting processes. Only redlatch uses this key.
     pub(crate) fn queue(self) -> Pieces<'a> {
         self.ours(["redlatch_queue", "redlatch_rwlock_queue"])
     }
 
-    /// Exists while a window is open. In a window, only Redisson's clients take the lock.
+    /// The key that exists while a window is open. In a window, only Redisson's clients take the
+    /// lock. Only redlatch uses this key.
     pub(crate) fn window(self) -> Pieces<'a> {
         self.ours(["redlatch_window", "redlatch_rwlock_window"])
     }
@@ -104,8 +105,9 @@ impl<'a> LockKeys<'a> {
         pieces(prefix, self.name)
     }
 
-    /// A second channel, to which every redlatch listener to the [`public`](Self::public) channel
-    /// also listens. Redisson's clients do not, so scripts can count them.
+    /// A second channel, to which each redlatch client subscribes together with the
+    /// [`public`](Self::public) channel. Redisson's clients do not, so scripts can compute the
+    /// number of Redisson's subscribers.
     pub(crate) fn companion(self) -> String {
         format!("{}:redlatch", self.public())
     }
@@ -147,8 +149,8 @@ impl LockKeys<'_> {
     }
 
     /// Returns a channel of a cluster, on which no client publishes. All clients with the same
-    /// `sharded` listen to this channel. A client with the other value of `sharded` asks the server
-    /// for the number of its listeners.
+    /// value of `sharded` subscribe to this channel. A client with the other value queries the
+    /// number of its subscribers.
     pub(crate) fn common_channel(sharded: bool) -> String {
         Self::control_channel(if sharded { "spublish" } else { "publish" })
     }
@@ -167,12 +169,12 @@ pub(crate) struct FairKeys {
     pub(crate) queue: String,
     /// The key of the waiting owners' scores: the times until which the owners count as alive.
     pub(crate) timeouts: String,
-    /// The key that stores the queue's last waiter while all waiters are redlatch's. Only redlatch
-    /// uses this key. The key has the prefix of `timeouts`, so that access rights made for Redisson
-    /// allow it.
+    /// The key that stores the last waiter of the queue, while all waiters are clients of redlatch.
+    /// Only redlatch uses this key. The key has the prefix of `timeouts`, so that access rights
+    /// made for Redisson allow it.
     pub(crate) only_ours: String,
-    /// The prefix of waiters' channels, to which the owner's id is added. All Redisson waiters
-    /// listen to such channels. So do the redlatch waiters that a Redisson client may wake.
+    /// The prefix of waiters' channels. The owner's id comes after it. Each Redisson waiter listens
+    /// to such a channel, and so does each redlatch waiter that a Redisson client may wake.
     pub(crate) channel_prefix: String,
 }
 
@@ -200,13 +202,14 @@ impl ConditionKeys {
     const WAITING: &str = "redlatch_condition";
     const NOTIFIED: &str = "redlatch_notified";
 
-    /// The key ends with a length, so that any two conditions have different keys.
+    /// Returns the keys of a condition. A key ends with a length, so that any two conditions have
+    /// different keys.
     pub(crate) fn new(lock: &str, condition: &str) -> Self {
         let key = |prefix| format!("{}:{condition}:{}", ours(prefix, lock), condition.len());
         Self { waiting: key(Self::WAITING), notified: key(Self::NOTIFIED) }
     }
 
-    /// Returns both keys of a condition. `waiting`: the first key, from a message.
+    /// Returns both keys of a condition. `waiting` is the first key, from a message.
     pub(crate) fn of(waiting: &str) -> Option<Self> {
         let names = waiting.strip_prefix(Self::WAITING)?;
         let notified = format!("{}{names}", Self::NOTIFIED);
@@ -241,7 +244,8 @@ impl ExpirableKeys {
         suffixed(name, "timeout")
     }
 
-    /// Returns the other name with the same `timeouts` key, if there is one.
+    /// Returns the other name with the same `timeouts` key (`x` and `{x}` share one), if there is
+    /// one.
     pub(crate) fn twin(name: &str) -> Option<String> {
         if !name.contains('{') {
             return Some(format!("{{{name}}}"));
@@ -306,7 +310,7 @@ pub(crate) fn requests(name: &str, client: &str) -> String {
     format!("{}:{client}", prefixed("redlatch_request", name))
 }
 
-/// The key that exists for a second after a client has asked why a name's waiters wait. Only
+/// The key that exists for a second after a client has queried why the waiters of a name wait. Only
 /// redlatch uses this key.
 pub(crate) fn slow_wait(name: &str) -> Pieces<'_> {
     ours("redlatch_slow_wait", name)

@@ -25,7 +25,7 @@ static ACQUIRE: LazyLock<CachedScript> = script!(takes; NUMBER_OR_LIST;
     LOCK_OWNER,
     "lock/acquire.lua"
 );
-/// Like `ACQUIRE`, but with its two short scripts in reverse order.
+/// Like `ACQUIRE`, but with the two scripts for the usual cases in reverse order.
 static ACQUIRE_HELD: LazyLock<CachedScript> = script!(takes; NUMBER_OR_LIST;
     "lock/queue_up.lua",
     "lock/free.lua",
@@ -56,8 +56,8 @@ static SCRIPTS: ScriptSet = ScriptSet {
     force_unlock: &FORCE_UNLOCK,
 };
 
-/// Returns the scripts' argument for a chain, in ms: the server's time at which the chain began, or
-/// minus the chain's age. Returns `None` if no chain is sent.
+/// Returns the argument that tells scripts when a chain of grants began, in ms: the server's time
+/// of the start, or minus the chain's age. Returns `None` if no chain is sent.
 pub(super) fn chain_start_argument(chain: Chain, digits: &mut [u8; 20]) -> Option<&[u8]> {
     match chain.start_to_send(clock::now)? {
         ChainStart::At(at) => Some(decimal(at, digits)),
@@ -78,7 +78,7 @@ pub(crate) struct Again {
     /// The time at which the owner began to wait.
     pub(crate) came: u64,
     /// The time at which the request is sent. `Some` only if the server has answered this process
-    /// promptly for a while: only then may the process judge other owners silent.
+    /// promptly for a while: otherwise the process may not treat other owners as silent.
     pub(crate) sent: Option<u64>,
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct Again {
 #[derive(Clone, Copy, Debug)]
 enum ExtraArguments {
     Nothing,
-    /// The writer under whose hold the owner reads.
+    /// The writer that holds the lock while this owner of the same thread reads.
     Writer(Owner),
     Again(Again),
 }
@@ -94,7 +94,8 @@ enum ExtraArguments {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
     Granted {
-        /// Whether the owner already had the lock: its grant's message is on its way, or was lost.
+        /// Whether the owner already had the lock before this request. The message of the grant is
+        /// then on its way, or was lost.
         already: bool,
         /// The number of processes that wait behind the owner.
         places: u32,
@@ -105,9 +106,9 @@ pub(crate) enum Acquired {
     NotTaken,
 }
 
-/// The fencing tokens of one hold, which are a range: the hold may be passed from thread to thread,
-/// and each thread gets the next token. No two holds have a token in common, and a later hold has
-/// higher tokens.
+/// The range of fencing tokens of one hold. If the hold is passed from thread to thread, each
+/// thread gets the next token. No two holds have a token in common, and a later hold has higher
+/// tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tokens {
     last: NonZero<u64>,
@@ -117,7 +118,7 @@ impl Tokens {
     /// `TOKENS` of `lua/lock/holder.lua`.
     const PER_HOLD: u64 = 1_024;
 
-    /// Returns the tokens of the hold whose last token is `last`, or `None` if it is too low.
+    /// Returns the tokens of the hold whose last token is `last`, or `None` if `last` is too low.
     pub(crate) fn up_to(last: u64) -> Option<Self> {
         NonZero::new(last).filter(|last| last.get() >= Self::PER_HOLD).map(|last| Self { last })
     }
@@ -129,16 +130,16 @@ impl Tokens {
     }
 }
 
-/// The reply to an owner that did not get the lock and has an entry.
+/// The reply to an owner that did not get the lock, and now has an entry in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     /// The server's clock, in ms.
     pub(crate) now: u64,
     /// The time after which another request may succeed, even if no message arrives.
     pub(crate) left: Duration,
-    /// The number of entries ahead in the queue.
+    /// The number of entries before the owner's entry in the queue.
     pub(crate) place: u32,
-    /// Whether a Redisson client holds the lock, so that the message of its release arrives on the
+    /// Whether a Redisson client holds the lock. If so, the message of the release arrives on the
     /// public channel.
     pub(crate) by_redisson: bool,
     pub(crate) is_new: bool,
@@ -154,8 +155,8 @@ pub(crate) struct LockScripts<'a> {
 }
 
 impl LockScripts<'_> {
-    /// Takes the lock or adds an entry to the queue. `again`: `Some` if this is not the owner's
-    /// first request. `probably_held`: whether another process probably has the lock.
+    /// Takes the lock or adds an entry to the queue. `again` is `Some` if this is not the owner's
+    /// first request. `probably_held` says whether another process probably has the lock.
     pub(crate) fn acquire(
         self,
         owner: &Owner,
@@ -224,8 +225,8 @@ impl LockScripts<'_> {
         extra: ExtraArguments,
     ) -> Result<Replied<Acquired>, Trouble> {
         let command = self.request(script, owner, lease, extra);
-        // Sends the request over the name's lane, and once more if the connection breaks: the copy
-        // finds the owner's hold or entry. `in_doubt`: whether the request was sent twice.
+        // If the connection breaks, send a copy of the request: the copy finds the owner's hold or
+        // queue entry. `in_doubt` says whether the request was sent twice.
         let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
         // An error reply becomes a `Trouble`, and any other reply goes to `acquired`.
         granted(outcome, in_doubt, self.rights(), acquired)
@@ -254,7 +255,8 @@ impl LockScripts<'_> {
         self.end_command(self.script_set().give_up, owner, chain)
     }
 
-    /// Returns the command that shortens the lease of a kept hold, which no thread has, to `rest`.
+    /// Returns the command that shortens the lease of a hold that no thread has any longer to
+    /// `rest`.
     pub(crate) fn keep_command(self, owner: &Owner, rest: Duration) -> Command {
         let (owner, mut digits) = (owner.text(), [0; 20]);
         let arguments = [&owner, millis(rest, &mut digits)].map(Pieces::from);
@@ -299,8 +301,8 @@ impl LockScripts<'_> {
                     ExtraArguments::Nothing,
                 )
             }
-            // The database's number comes after the chain, so two zeros are sent if there is no
-            // chain.
+            // The number of the database comes after the two arguments of the chain, so send two
+            // zeros if there is no chain.
             None if self.database != 0 => {
                 let nothing = b"0"[..].into();
                 self.command(script, &[owner, channel, nothing, nothing], ExtraArguments::Nothing)
@@ -379,18 +381,19 @@ pub(super) fn acquired(reply: Value) -> Result<Acquired, Trouble> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// The next process has the lock, and was sent a message.
+    /// The next process has the lock, and a message to it was sent.
     HandedOn,
     Done,
-    /// The lock is free, and the chain ends: a window is open, or no Redisson client waits.
+    /// The lock is free, and the chain of redlatch's grants ends: a window (in which only
+    /// Redisson's clients take the lock) is open, or no Redisson client waits.
     LeftToOthers,
-    /// Like [`Done`](Self::Done), but the server refused the public message, so Redisson's waiters
-    /// sleep until the lease that they know ends.
+    /// Like [`Done`](Self::Done), but the server refused the message on the public channel. So
+    /// Redisson's waiters sleep until the end of the lease that they know.
     PublishRefused,
     NotHeld,
     /// The owner did not have the lock when the second copy of the request ran. Either the first
-    /// copy released the lock and its reply was lost, or the hold was lost before. (To distinguish
-    /// these cases, the server would have to record each release.)
+    /// copy released the lock and its reply was lost, or the hold was lost before. To distinguish
+    /// these cases, the server would have to record each release.
     Unclear,
 }
 
@@ -412,7 +415,8 @@ pub(crate) fn release(
 }
 
 impl Released {
-    /// Returns the result of a release. `in_doubt`: whether the request was sent twice.
+    /// Returns the result of a release after a possible copy. `in_doubt` says whether the request
+    /// was sent twice.
     pub(crate) fn after_a_copy(self, in_doubt: bool, same_server: impl FnOnce() -> bool) -> Self {
         match self {
             Self::NotHeld if in_doubt && same_server() => Self::Unclear,
@@ -432,7 +436,7 @@ pub(crate) fn release_reply(outcome: Outcome, rights: Rights) -> Result<Released
     }
 }
 
-/// Returns the command that asks which owners of a client have these locks or wait for them.
+/// Returns the command that queries which owners of a client have these locks or wait for them.
 pub(crate) fn owners_command(names: &[&str], client: &str) -> Command {
     let keys: Vec<_> = names.iter().map(|name| name.as_bytes()).collect();
     Command::script(&OWNERS, &keys, &[client.as_bytes()])
@@ -463,8 +467,8 @@ fn send_force_unlock(route: &Route, key: &str, command: &Command) -> Result<Outc
     Ok(route.call_once(command))
 }
 
-/// Asks whether the lock is held in this mode. If the key holds data of another type, returns the
-/// same error as an acquire.
+/// Queries whether the lock is held in this mode. If the key holds data of another type, returns
+/// the same error as an acquire.
 pub(crate) fn is_held_to(route: &Route, key: &str, mode: Mode) -> Result<bool, Trouble> {
     let held = query(route, &state_command(key, mode), rights_to(mode), HeldState::read)?;
     Ok(held.is_some_and(|state| state.mode.is_none_or(|held| held == mode)))
@@ -512,7 +516,7 @@ pub(crate) fn is_held_by(route: &Route, key: &str, owner: &Owner) -> Result<bool
     query(route, &is_held_by_command(key, owner), Rights::Locks, flag)
 }
 
-/// Returns the command that asks whether an owner has the lock. The reply is 1 or 0.
+/// Returns the command that queries whether an owner has the lock. The reply is 1 or 0.
 pub(crate) fn is_held_by_command(key: &str, owner: &Owner) -> Command {
     Command::plain(&[b"HEXISTS", key.as_bytes(), &owner.text()])
 }
@@ -545,8 +549,8 @@ mod tests {
     use super::super::chain::MIN_CHAIN_AGE;
     use super::*;
 
-    /// A release sends a chain only if the chain is old enough. The chain then makes the server
-    /// look for Redisson's waiters.
+    /// A release sends a chain only if the chain is old enough for the server to check for
+    /// Redisson's waiters.
     #[test]
     fn a_release_names_its_chain_once_the_chain_is_old_enough_to_count() {
         let said = |chain| chain_start_argument(chain, &mut [0; 20]).map(<[u8]>::to_vec);

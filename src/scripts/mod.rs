@@ -44,9 +44,9 @@ macro_rules! lua {
 #[cfg(all(test, models))]
 pub(crate) use lua;
 
-/// Makes a script of these parts, one after the other. Two optional arguments come before the
-/// parts: first the word `takes`, if the script [takes](CachedScript::takes) something for its
-/// caller, then the kinds of the script's replies.
+/// Makes a script of these parts, one after the other. Two optional arguments may come before the
+/// parts: the word `takes`, if the script [takes](CachedScript::takes) something for its caller,
+/// and then the kinds of the script's replies.
 macro_rules! script {
     (takes; $replies:ident; $($part:tt),+) => {
         LazyLock::new(|| {
@@ -131,14 +131,14 @@ pub use permit_id::PermitId;
 pub(crate) use requests::{ChangedNames, Cursor, RequestId, Requests, ServerClock, VALID_FOR};
 
 /// Sends a command and waits for its reply. If the connection breaks, sends the command once more
-/// over a new connection, so the command must be safe to send twice. (If the second command must
-/// differ, use [`call_again`]. To send a command only once, use [`Route::call_once`].)
+/// over a new connection, so the command must be safe to send twice. If the second command must
+/// differ, use [`call_again`]. To send a command only once, use [`Route::call_once`].
 fn call(route: &Route, command: &Command, rights: Rights) -> Result<Value, Trouble> {
     call_again(route, command, rights, || command.clone()).map(|(reply, _)| reply)
 }
 
-/// Makes the command fail if its user lacks one of these rights. (The server checks the rights once
-/// for each connection.)
+/// Makes the command fail if its user lacks one of these rights. The server checks the rights once
+/// for each connection.
 fn checking_rights(command: Command, rights: Rights) -> Command {
     match rights.rights_query() {
         Some(query) => command.checks_rights(query),
@@ -157,7 +157,7 @@ fn query<T>(
 }
 
 /// Like [`call`], but the copy may differ from the first command. Also returns whether the copy was
-/// sent, in which case the first command may still run, even after the reply to the copy.
+/// sent. If so, the first command may still run, even after the reply to the copy.
 fn call_again(
     route: &Route,
     command: &Command,
@@ -168,7 +168,7 @@ fn call_again(
     answered(outcome, in_doubt, rights).map(|reply| (reply, in_doubt))
 }
 
-/// Reads the reply to a request. `in_doubt`: whether the request was sent twice.
+/// Reads the reply to a request. `in_doubt` says whether the request was sent twice.
 fn answered(outcome: Outcome, in_doubt: bool, rights: Rights) -> Result<Value, Trouble> {
     accepted(outcome, rights).map_err(|trouble| match trouble {
         // The first command may have run, even if the copy did not.
@@ -179,8 +179,8 @@ fn answered(outcome: Outcome, in_doubt: bool, rights: Rights) -> Result<Value, T
 
 const SENT_TWICE: &str = "the connection broke after the request was sent; then: ";
 
-/// A reply, and whether its request was sent twice. If it was, the first copy may still run. If the
-/// request was not granted, the client must undo the first copy.
+/// A reply, and whether its request was sent twice. If the request was sent twice, the first copy
+/// may still run. So the client must undo the first copy if the request was not granted.
 #[derive(Clone, Debug)]
 pub(crate) struct Replied<T> {
     pub(crate) reply: T,
@@ -190,7 +190,7 @@ pub(crate) struct Replied<T> {
 }
 
 impl<T> Replied<T> {
-    /// A reply whose grant needs no replicas, or that enough replicas have.
+    /// Returns a reply whose grant is valid: it needs no replicas, or enough replicas have it.
     pub(crate) fn acknowledged(reply: T, in_doubt: bool) -> Self {
         Self { reply, in_doubt, unacknowledged: None }
     }

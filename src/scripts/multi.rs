@@ -28,9 +28,10 @@ static WRITE_RELEASE: LazyLock<CachedScript> = script!(NUMBER_OR_LIST;
 pub(crate) enum AllAcquired {
     /// All locks are taken, each with this reply.
     Granted(Vec<Acquired>),
-    /// No lock is taken, and an owner of another client has one of them.
+    /// No lock is taken, because an owner of another client has one of them.
     Taken,
-    /// No lock is taken. A request for one lock alone takes it, or returns the reason why not.
+    /// No lock is taken for another reason. The client then requests each lock alone, and the reply
+    /// to one of these requests has the reason.
     Refused,
 }
 
@@ -68,8 +69,8 @@ pub(crate) fn acquire(
 }
 
 /// Releases these locks, each as [`LockScripts::release_command`] does. A lock's result is `None`
-/// if its release failed: a release of this lock alone will return the reason. The `bool` says
-/// whether the request was sent twice.
+/// if its release failed. A second release of this lock alone will return the reason. The `bool`
+/// says whether the request was sent twice.
 pub(crate) fn release(
     route: &Route,
     locks: &[(LockScripts<'_>, Owner, Chain)],

@@ -28,7 +28,7 @@ pub(crate) struct Once<'a> {
 }
 
 impl Once<'_> {
-    /// Returns the request's command. `copy`: whether the request was sent before.
+    /// Returns the request's command. `copy` says whether the request was sent before.
     pub(crate) fn command(&self, copy: bool) -> Command {
         let (RequestId { number, sequence }, requests) = (self.request_id, self.requests);
         let [latest, before] = requests.validity_of(self.request_id);
@@ -67,7 +67,7 @@ impl Once<'_> {
     }
 
     /// Like [`call`](Self::call), for a request that gives permits back. The server does not check
-    /// all rights first: a user who may not publish must be able to give permits back.
+    /// all rights first, because even a user who may not publish must be able to give permits back.
     pub(crate) fn give(&self, route: &Route) -> Result<Replied<Value>, Trouble> {
         self.send(route, false, |command| command)
     }

@@ -20,7 +20,7 @@ const WRITES: &str = ":write";
 
 /// The number of bits of an owner's number below the milliseconds: a counter, and two flags in the
 /// lowest bits. Scripts compare numbers and read their flags, so the numbers must be below 2⁵³, the
-/// limit of exact integers in Lua. This is true until the year 2248.
+/// limit of exact integers in Lua. They are below 2⁵³ until the year 2248.
 const BELOW_MILLIS: u32 = 10;
 const STEP: u64 = 1 << 2;
 /// The flag of an owner whose process wants a message when others wait for its lock. (The second
@@ -48,9 +48,8 @@ impl ClientId {
     /// Makes a uuid of version 8. Redisson's uuids have version 4, so scripts can tell redlatch's
     /// owners from Redisson's.
     ///
-    /// The random bits come from the system. If they came from a generator in this process, a
-    /// forked child would have a copy of the generator. The next clients of parent and child would
-    /// then get the same uuid.
+    /// The random bits come from the system. A generator in this process would be copied into a
+    /// forked child, and the next clients of the parent and of the child would get the same uuid.
     pub(crate) fn random() -> Result<Self, SysError> {
         let mut bytes = [0; 16];
         SysRng.try_fill_bytes(&mut bytes)?;
@@ -77,14 +76,14 @@ impl ClientId {
 
     /// Returns a new owner. The owner's number names one acquisition and is never used again. So a
     /// late command of an old hold cannot change the next hold, and an acquire may be sent twice.
-    /// (In Redis, the re-entry count of an owner is always 1, because the process counts the levels
-    /// of a hold itself.)
+    /// In Redis, the re-entry count of an owner is always 1, because the process counts re-entries
+    /// itself.
     pub(crate) fn next_owner(&self) -> Owner {
         self.next_owner_to(Mode::Lock, false)
     }
 
-    /// Returns a new owner for a lock in this mode. `hears`: whether the process wants a message
-    /// when others wait for the lock.
+    /// Returns a new owner for a lock in this mode. `hears` says whether the process wants a
+    /// message when others wait for the lock.
     pub(crate) fn next_owner_to(&self, mode: Mode, hears: bool) -> Owner {
         let number = self.next_owner_number() | if hears { HEARS } else { 0 };
         Owner::Lock { client: Uuid::from_u128(self.seed), number, mode }
@@ -107,7 +106,7 @@ impl ClientId {
         let last = self
             .last_owner
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(after(last)));
-        // The closure always returns `Some`, so the `Err` case does not occur.
+        // The closure always returns `Some`, so the result is always `Ok`.
         last.map_or_else(after, after)
     }
 }

@@ -16,7 +16,7 @@ use crate::scripts::{LockKeys, Mode, Owner};
 #[derive(Debug)]
 pub(crate) enum Renewed {
     /// The second value says whether others wait for the lock. It is `false` if the renewal did not
-    /// ask.
+    /// query this.
     Done(StillHeld, bool),
     /// The hold was not renewed because of this error. A retry may succeed.
     Failed(Error),
@@ -28,17 +28,18 @@ pub(crate) enum Renewed {
 pub(crate) enum StillHeld {
     No,
     Yes,
-    /// The hold exists, with a longer lease than any thread has asked for. See [`Longer`].
+    /// The hold exists, with a longer lease than each lease that a thread requested. See
+    /// [`Longer`].
     TooLong,
 }
 
-/// How a renewal treats a lease that is longer than any thread has asked for.
+/// How a renewal treats a lease that is longer than each lease that a thread requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Longer {
     /// The lease does not change.
     Kept,
     /// The lease does not change, and the reply says whether it is longer than this time. No thread
-    /// has asked for a longer lease, so a longer lease shows that the server's clock was set back.
+    /// has requested a longer lease, so a longer lease shows that the server's clock was set back.
     Reported(Duration),
     /// The lease is shortened to this time.
     Cut(Duration),
@@ -67,7 +68,7 @@ impl RenewalKind {
 }
 
 /// Returns the command that renews these holds. Each hold has its key, its owner, and a flag that
-/// makes the renewal ask whether others wait for the lock.
+/// makes the renewal query whether others wait for the lock.
 pub(crate) fn renew_command<'a>(
     kind: RenewalKind,
     holds: impl Iterator<Item = (&'a str, &'a Owner, bool)> + Clone,
@@ -101,7 +102,7 @@ pub(crate) fn renew_command<'a>(
         RenewalKind::Locks => &lock::RENEW,
         RenewalKind::Permits => &expirable_semaphore::RENEW,
     };
-    // If replicas must have grants, a renewal counts only when replicas have it, too. If a replica
+    // If replicas must acknowledge grants, they must also acknowledge renewals. If a replica
     // without the renewal became the master, it would grant the lock to the next owner at the old
     // end of the lease.
     Command::script(script, &keys, &arguments).acknowledged(acks)

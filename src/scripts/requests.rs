@@ -21,16 +21,15 @@ pub(super) static MEND: LazyLock<CachedScript> = script!(MARKED, "semaphore/mend
 /// The time for which the server remembers the last request of a sequence.
 pub(super) const RECORD_TTL: Duration = Duration::from_secs(300);
 /// A request may be applied within this time after it was opened. The server remembers a request
-/// for longer, and the difference is more than two clocks can drift apart. So a server that has
+/// for longer, and the difference is more than the drift of two clocks. So a server that has
 /// forgotten the first copy refuses later copies.
 pub(crate) const VALID_FOR: Duration = Duration::from_secs(240);
-/// The age at which a change is always dropped. No client waits this long for the end of an
-/// outage.
+/// The age at which a change is always dropped: no client waits this long for the end of an outage.
 const MAX_AGE: u64 = 120_000_000_000;
-/// How long a name that is used only once is usually in use.
+/// The usual time for which a name is in use if it is used only once.
 const TYPICAL_USE: u64 = 500_000_000;
-/// The largest number of changes that are kept for a client. (The number is lower in tests, because
-/// a test must reach it before a change is too old, even on a busy machine.)
+/// The largest number of changes that are kept for a client. In tests the number is lower, because
+/// a test must reach it before a change is too old, even on a busy machine.
 const MAX_CHANGES: usize = if cfg!(test) { 20_000 } else { 200_000 };
 
 /// The number of milliseconds by which the server's clock is ahead of this process's clock,
@@ -83,16 +82,16 @@ pub(super) struct Sequences {
 #[derive(Clone, Copy, Debug)]
 struct OpenRequest {
     number: u64,
-    /// The latest server time at which the request may be applied. This time is equal in each copy:
-    /// if a copy had a later time, the server could apply the copy after it has forgotten the first
-    /// copy. (It is not enough that the process checks the time before it sends a copy: the system
-    /// could suspend the process between the check and the write.)
+    /// The latest server time at which the request may be applied. Each copy has the same time: if
+    /// a copy had a later time, the server could apply it after it has forgotten the first copy. A
+    /// check of the time in this process would be too weak, because the system could suspend the
+    /// process between the check and the write.
     latest: u64,
     /// The run of the server to which the client was last connected before the request.
     run: u64,
 }
 
-/// An open request, whose outcome is not known yet, and of which a copy may still be sent.
+/// An open request. Its outcome is unknown, and a copy of it may still be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestId {
     pub(super) number: u64,
@@ -130,13 +129,13 @@ impl Requests {
         self
     }
 
-    /// Opens a request. `next` returns a number that the client never uses twice. `next` is called
-    /// under the mutex, so that the numbers of a sequence rise.
+    /// Opens a request. `next` returns a number that the client never uses twice. This function
+    /// calls `next` under the mutex, so that the numbers of a sequence rise.
     pub(crate) fn open(&self, next: impl FnOnce() -> u64) -> RequestId {
         self.open_after(0, next)
     }
 
-    /// Opens a request. `run`: the run of the server to which the client was last connected.
+    /// Opens a request. `run` is the run of the server to which the client was last connected.
     pub(crate) fn open_after(&self, run: u64, next: impl FnOnce() -> u64) -> RequestId {
         let latest = self.latest();
         let mut sequences = self.sequences.lock();
@@ -179,10 +178,10 @@ impl Requests {
     ///
     /// A thread may read the old master's reply, be suspended, and call this function after the
     /// renewer has sent all changes to the new master. So this function first adds the change and
-    /// then reads the incarnation. The renewer first raises the incarnation and then looks for
-    /// changes. So either the renewer finds the change, or this thread finds another incarnation.
-    /// (The next request of the sequence would also repeat the change, but there may be no next
-    /// request.)
+    /// then reads the incarnation (the number of the server's run). The renewer first raises the
+    /// incarnation and then collects the changes. So either the renewer finds the change, or this
+    /// thread finds another incarnation. The next request of the sequence would also repeat the
+    /// change, but there may be no next request.
     #[must_use = "`true`: the permits are wrong for good unless the change is made again"]
     pub(crate) fn record_applied(
         self: &Arc<Self>,
@@ -193,7 +192,7 @@ impl Requests {
     ) -> bool {
         let changes = self.changes.upgrade();
         let mut sequences = self.sequences.lock();
-        // Numbers that Lua cannot add up exactly are not kept.
+        // Do not keep a change that Lua cannot add up exactly.
         let open = sequences.open_of(request_id).filter(|_| permits.unsigned_abs() < 1 << 40);
         if let Some((open, changes)) = open.zip(changes.as_ref()) {
             let times = [request_id.number, open.latest, open.run];
@@ -221,7 +220,7 @@ impl Requests {
     }
 
     /// Called when the name's last handle is dropped. Frees the sequences if no request is open.
-    /// (While there are changes, `self` exists without a handle.)
+    /// While there are changes, `self` exists without a handle.
     pub(crate) fn free_sequences(&self) {
         let mut sequences = self.sequences.lock();
         if sequences.free.len() == sequences.open.len() {
@@ -254,8 +253,9 @@ impl Requests {
 
     fn mend_command(&self, changes: &[Change]) -> Option<(Arc<str>, Command)> {
         let last = changes.last()?;
-        // The command has the earliest time of its changes: a change that is applied too late might
-        // be applied twice. (A change that is refused too early is logged.)
+        // The command is valid until the earliest time of its changes: a change that is applied too
+        // late might be applied twice. If the server refuses a change that was still valid, the
+        // client logs this.
         let latest = changes.iter().map(|change| change.latest).min()?;
         let mut arguments: Vec<String> = [last.number, latest].iter().map(u64::to_string).collect();
         arguments.push(self.record_ttl.as_millis().to_string());
@@ -274,8 +274,9 @@ impl Requests {
 
     /// Returns whether the change before this request must be repeated, after the server has
     /// replied that it lacks this change. If the same run of the server made the change, only the
-    /// record was deleted, and no change is missing. The next request then names no change before
-    /// it. (The incarnation is raised before anything is sent to another run.)
+    /// server's record of it was deleted, and no change is missing. The next request then names no
+    /// change before it. The client raises the incarnation (the number of the run) before it sends
+    /// a command to another run.
     pub(crate) fn must_be_mended(&self, request_id: RequestId, run: u64) -> bool {
         self.with_log(|log| {
             let is_forgotten = log.was_made_by(request_id.sequence, run);
@@ -297,8 +298,8 @@ impl Requests {
         u64::try_from(self.server.now().saturating_add(valid_for)).unwrap_or(0)
     }
 
-    /// Gives a request a later time, unless another thread has already done so and the new time is
-    /// not over. No copy with the old time may have been applied, or be applied later.
+    /// Gives a request a later time, unless another thread has given it a time that is not over.
+    /// The caller must know that no copy with the old time was applied or can be applied later.
     pub(crate) fn prolong(&self, request_id: RequestId) {
         let mut sequences = self.sequences.lock();
         let latest = self.latest();
@@ -321,8 +322,8 @@ impl Requests {
         [latest, sequences.log.last_of(request_id.sequence)]
     }
 
-    /// Whether the reply says that the request arrived too late. Also stores the server's time from
-    /// such a reply.
+    /// Whether the reply says that the request arrived too late. If it says so, stores the server's
+    /// time from the reply.
     pub(crate) fn check_late(&self, reply: &Value) -> bool {
         match reply {
             Value::Array(parts) => match parts.as_slice() {
@@ -364,8 +365,8 @@ impl Sequences {
 /// The names of one client that have changes, and each name's numbered requests.
 #[derive(Debug, Default)]
 pub(crate) struct ChangedNames {
-    /// Each [`Requests`] removes itself when it is dropped. (The list of names with changes also
-    /// has references to it.)
+    /// The numbered requests of each name. Each [`Requests`] removes itself when it is dropped. The
+    /// list of names with changes also has references to it.
     pub(crate) requests: Registry<Requests>,
     names: Mutex<NameQueue>,
     count: AtomicUsize,
@@ -373,8 +374,8 @@ pub(crate) struct ChangedNames {
     forgotten: AtomicU64,
 }
 
-/// The names with changes, each of them once. If a name still has changes after a sweep, it moves
-/// to the end.
+/// The names with changes, each once. If a name still has changes after a sweep, it moves to the
+/// end.
 #[derive(Debug, Default)]
 struct NameQueue {
     /// The number of names that have left the front of the queue so far.
@@ -392,9 +393,9 @@ impl ChangedNames {
         self.names.lock().queue.is_empty()
     }
 
-    /// Returns the next `most` names from `cursor` on, and moves the cursor behind them. If no more
-    /// names are left, the list is empty. (If a name moves to the end in the meantime, it is
-    /// returned twice.)
+    /// Returns the next `most` names from `cursor` on, and moves the cursor behind them. If no
+    /// names are left, the list is empty. A name that moves to the end in the meantime is returned
+    /// twice.
     pub(crate) fn next(&self, cursor: &mut Cursor, most: usize) -> Vec<Arc<Requests>> {
         let names = self.names.lock();
         let from = cursor.0.max(names.removed);
@@ -429,7 +430,7 @@ impl ChangedNames {
 
     /// Sweeps up to `names` names from the front of the queue: drops their old changes, and more
     /// changes if the client has too many. Each thread that adds a change sweeps two names, so the
-    /// renewer does not have to sweep.
+    /// renewer need not sweep.
     pub(crate) fn sweep(&self, names: usize) {
         for _ in 0..names {
             let first = match self.names.lock().queue.front() {
@@ -583,7 +584,8 @@ mod tests {
         assert_eq!(client.changes.take_forgotten(), 0);
     }
 
-    /// 200 changes a second for a minute are more changes than are kept, but most of them are old.
+    /// 200 changes a second for a minute are more changes than the client keeps, but most of them
+    /// are old.
     #[test]
     fn changes_before_a_failover_do_not_keep_later_ones_from_growing_old() {
         let mut client = TestClient::new();

@@ -330,10 +330,11 @@ static OTHERS: [(Rights, &str, &[KeyOf]); 6] = [
     (Rights::Role, "+role", &[]),
 ];
 
-/// A script that needs no rights. The query that is sent with it checks the rights.
+/// A script that needs no rights. The check of the rights is sent with this script.
 static NOTHING: LazyLock<CachedScript> = LazyLock::new(|| CachedScript::new("return 1"));
 
-/// Checks the right to `SUBSCRIBE`, which only a waiter needs. (A script cannot run this command.)
+/// Checks the right to `SUBSCRIBE`, which only a waiter needs. A script cannot run this command, so
+/// no request checks the right.
 static MAY_WAIT: LazyLock<CachedScript> = LazyLock::new(|| {
     CachedScript::new(
         "return redis.acl_check_cmd('subscribe', 'redisson_lock__channel:{redlatch:}') and 1 \
@@ -355,8 +356,8 @@ impl Rights {
         KINDS.iter().position(|kind| kind.rights == self)
     }
 
-    /// Returns the query for these rights, which runs before the first request of this kind, or
-    /// `None` if the kind belongs to no synchronizer.
+    /// Returns the query for these rights, or `None` if they belong to no synchronizer. The query
+    /// runs before the first request of this kind.
     pub(super) fn rights_query(self) -> Option<&'static RightsQuery> {
         self.kind().map(|kind| &*QUERIES[kind])
     }
@@ -390,7 +391,7 @@ impl Rights {
         }
     }
 
-    /// Asks the server whether the user has these rights for this name. Changes nothing.
+    /// Queries whether the user has these rights for this name. Changes nothing.
     pub(crate) fn check(self, route: &Route, name: &str) -> Result<(), Trouble> {
         if let Some(other) = self.kind().and_then(|kind| KINDS[kind].beside) {
             other.check(route, name)?;
@@ -505,7 +506,7 @@ impl KindRights {
     }
 
     fn query_script(&self) -> String {
-        // Single quotes are enough for Lua: no text here has a quotation mark.
+        // Single quotes are enough in Lua, because no text here contains a quotation mark.
         let quoted = |text: &str| format!("'{text}'");
         let on = |key: KeyOf, commands: &[&str]| {
             let [(before, after), (tagged, rest)] = ["name", "{name"].map(|it| around(key, it));
@@ -521,8 +522,8 @@ impl KindRights {
                 "string.match(KEYS[1], '^redlatch_barrier:{(.*)}$') or string.match(KEYS[1], ':(.*)')"
             }
             // A user may have rights only for the keys of one condition. So the name in the query
-            // for conditions includes the condition's name. (The search for the lock's name begins
-            // after the prefix, which ends before the 20th byte or with `tagged:`.)
+            // for conditions includes the condition's name. The search for the lock's name begins
+            // after the prefix, which ends before the 20th byte or with `tagged:`.
             Rights::Conditions => {
                 "KEYS[3], string.sub(KEYS[1], select(2, string.find(KEYS[1], KEYS[3], 20, true)) + 1)"
             }
@@ -615,7 +616,7 @@ mod tests {
         all.extend(kind.commands().iter().map(|it| format!("+{it}")));
         let channels = kind.channels.iter().map(|key| {
             let pattern = pattern(key);
-            // In the document, these patterns contain no name.
+            // The document shows these patterns without a name.
             let known = ["redisson_lock__channel:", "redisson_rwlock:", "redisson_sc:"];
             let more =
                 ["redisson_countdownlatch__channel__", "redlatch_barrier:", "redlatch_leader:"];
@@ -694,8 +695,8 @@ mod tests {
         );
     }
 
-    /// The table must have every command that a kind's scripts run. If a command is not in the
-    /// table, a missing right is found only after a grant.
+    /// The table must have every command that a kind's scripts run. If the table lacks a command, a
+    /// missing right is noticed only after a grant.
     #[test]
     fn the_table_has_each_command_of_a_kinds_scripts() {
         let lock = || {
@@ -735,7 +736,7 @@ mod tests {
                     "lock/keep.lua",
                     "lock/release.lua",
                     "lock/give_up.lua",
-                    // (`multi/acquire.lua` also runs the commands for the tokens of fenced locks.)
+                    // `multi/acquire.lua` also runs the commands for the tokens of fenced locks.
                     "multi/release_uncontended.lua",
                     "multi/release.lua"
                 ),

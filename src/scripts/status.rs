@@ -67,10 +67,10 @@ pub(crate) fn key_data(route: &Route, name: &str) -> Result<KeyData, Trouble> {
     })
 }
 
-/// Whether this client should ask why a name's waiters wait. Only one client a second asks: if each
-/// of a thousand clients asked, the server would read the whole queue and list its connections a
-/// thousand times. If the server refuses to write the key that selects this client, each client
-/// asks.
+/// Whether this client should query why the waiters of a name wait. Only one client a second sends
+/// this query: if each of a thousand clients sent it, the server would read the whole queue and
+/// list its connections a thousand times. If the server refuses to write the key that selects the
+/// client, each client sends the query.
 pub(crate) fn claim_slow_wait(route: &Route, name: &str) -> bool {
     let key = slow_wait(name).to_string();
     let set = Command::plain(&[b"SET", key.as_bytes(), b"", b"NX", b"PX", b"1000"]);

@@ -23,8 +23,8 @@ impl LockScripts<'_> {
         ticket: &Owner,
         lease: Duration,
     ) -> Result<bool, Trouble> {
-        // A copy of the request finds that the ticket has the lock, and gets the same reply as the
-        // first request.
+        // If the connection breaks, a copy of the request finds that the ticket has the lock, and
+        // gets the same reply as the first request.
         match call(self.route, &self.handing_over(&TICKET, lease, owner, ticket), self.rights())? {
             Value::Nil => Ok(false),
             Value::Int(_) => Ok(true),

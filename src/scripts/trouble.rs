@@ -24,7 +24,7 @@ pub(crate) enum Trouble {
     Unsent(Error),
     /// The request may have run, and may still run.
     Unknown(Error),
-    /// The request may have run. It cannot run later. The outcome will never be known.
+    /// The request may have run, and cannot run later. The outcome remains unknown.
     Forgotten(Error),
 }
 
@@ -75,7 +75,7 @@ impl From<Failure> for Trouble {
             Failure::Unsent(cause) => return Self::Unsent(unreachable(cause)),
             Failure::Refused(cause) => return Self::Refused(refused(cause, Rights::Connect)),
             Failure::Unacknowledged(_, cause) => return Self::Unknown(unacknowledged(cause)),
-            // An error with a code comes from a server of a cluster. This error becomes the source.
+            // An error with a code comes from a server of a cluster. Keep this error as the source.
             Failure::Reset(_) if error.code().is_some() => format!(
                 "the server at {address} stopped the script in its middle: a key of it is on its way to \
                  another server"
@@ -86,7 +86,7 @@ impl From<Failure> for Trouble {
                  only slow)"
             ),
         };
-        // The received bytes were no reply, or a reply to no command.
+        // The bytes that arrived were no valid reply, or belonged to no command.
         let is_odd =
             matches!(failure, Failure::Reset(_)) && error.kind() == redis::ErrorKind::Parse;
         Self::Unknown(
@@ -101,8 +101,7 @@ impl From<Failure> for Trouble {
     }
 }
 
-/// Returns the error of a client that could not connect. (This is no `From`, because a `From` would
-/// be public.)
+/// Returns the error of a client that could not connect. A `From` implementation would be public.
 pub(crate) fn not_connected(error: ConnectError) -> Error {
     match error {
         ConnectError::Unusable(why) => Error::new(ErrorKind::Config, why),
@@ -245,8 +244,8 @@ pub(crate) fn unacknowledged(cause: &Cause) -> Error {
     Error::new(ErrorKind::TooFewReplicas, message)
 }
 
-/// Returns the error for a refusal by the server. `rights`: the rights that the request needs. If
-/// this library knows the cause, the message has this library's text and the source has the
+/// Returns the error for a refusal by the server. `rights` are the rights that the request needs.
+/// If this library knows the cause, the message has this library's text and the source has the
 /// server's text. If the cause is unknown, the message has the server's text, and there is no
 /// source.
 pub(crate) fn refused(cause: &Cause, rights: Rights) -> Error {
@@ -365,9 +364,9 @@ fn without_script(error: &RedisError) -> RedisError {
     error_reply(&format!("{} {detail}", reply_code(error)))
 }
 
-/// Returns a part of a sentence: the command in a refusal, and its key if a redlatch script checked
-/// the right. (Redis 7.0 does not name a command that a script tried, and no server names an
-/// unknown command.)
+/// Returns the part of a sentence that names the command in a refusal, and its key if a redlatch
+/// script checked the right. Redis 7.0 does not name a command that a script tried, and no server
+/// names an unknown command.
 fn missing_right(detail: &str) -> String {
     let asked = detail.strip_prefix("the user may not run ").map(str::to_owned);
     let tried = || {

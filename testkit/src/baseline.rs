@@ -1,14 +1,15 @@
 //! Redisson's algorithms, as a baseline for the benches: a direct port with threads.
 //!
 //! Each handle has its own connection for commands, and a client has one more connection for its
-//! subscriptions. A thread that finds a lock taken subscribes to the lock's channel (unless another
-//! thread of the client has already subscribed), and tries again. The thread then sleeps until a
-//! message arrives, or until the holder's remaining lease is over. A release publishes a message,
-//! and one waiter of each client wakes and tries again. Commands that are always the same are
-//! encoded in advance, and connections send at once (`TCP_NODELAY`).
+//! subscriptions. If a thread finds a lock taken, it subscribes to the lock's channel if no other
+//! thread of its client has done so, and tries again. The thread then sleeps until a message
+//! arrives, or until the holder's remaining lease is over. A release publishes a message, and one
+//! waiter of each client wakes and tries again. Commands that are always the same are encoded in
+//! advance. Connections send bytes at once (`TCP_NODELAY`).
 //!
-//! The port leaves out renewal, reconnection (an error ends a wait), and the key by which Redisson
-//! makes a resent unlock harmless (another `SET` in each unlock, and a `DEL` after it).
+//! The port has no renewal and no reconnection: an error ends a wait. It also lacks the key by
+//! which Redisson makes a resent unlock harmless, which costs a `SET` in each unlock and a `DEL`
+//! after it.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;

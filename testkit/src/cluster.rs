@@ -86,8 +86,7 @@ impl Cluster {
                 .query(&mut node)
                 .unwrap_or_else(|error| panic!("no epoch: {error}"));
         }
-        // The servers have their epochs before this call, because a server that knows others
-        // accepts no epoch.
+        // Introduce the servers only now: a server that knows others accepts no epoch.
         self.introduce();
         let share = usize::from(SLOTS).div_ceil(self.masters);
         for (at, server) in self.servers[..self.masters].iter().enumerate() {
@@ -130,7 +129,8 @@ impl Cluster {
     }
 
     /// Makes all servers known to each other. On a machine that stands still, a handshake may take
-    /// longer than the node timeout. The server then gives the handshake up and needs another one.
+    /// longer than the node timeout. The server then gives up the handshake, and another handshake
+    /// is needed.
     fn introduce(&self) {
         let ids: Vec<_> = self.servers.iter().map(|server| self.id(server)).collect();
         let mut nodes: Vec<_> = self.servers.iter().map(Server::connection).collect();
@@ -285,7 +285,8 @@ impl Cluster {
     }
 
     fn move_key_of(&self, from: &mut Connection, keys: &[String], to: &Server) {
-        // The servers exclude a server that was too busy to answer them, until it answers again.
+        // Repeat the move: if a server is too busy to answer the others, they exclude it until it
+        // answers again.
         wait_until("the keys are moved", BOUND, || {
             let moved: Result<Value, _> = cmd("MIGRATE")
                 .arg("127.0.0.1")
@@ -311,9 +312,9 @@ impl Cluster {
         set_slot(from, slot, &["NODE", &id]);
         let masters = || self.servers[..self.masters].iter().filter(|server| server.is_running());
         masters().for_each(|server| set_slot(server, slot, &["NODE", &id]));
-        // Each move has an epoch, and the highest epoch wins. If another move of the slot began
-        // before all servers know of this move, the second move might get the same epoch, and then
-        // the servers would never agree.
+        // Each move has an epoch, and the highest epoch wins. So wait until all servers know of
+        // this move: a second move of the slot that begins earlier might get the same epoch, and
+        // then the servers would never agree.
         let epoch = |server: &Server| line(server, &id)?.split(' ').nth(6).map(str::to_owned);
         wait_until("all know of the move", BOUND, || {
             let number = epoch(to);
@@ -323,7 +324,8 @@ impl Cluster {
         });
     }
 
-    /// Waits until a server other than `old` has the slot. Returns the time at which this was seen.
+    /// Waits until a server other than `old` has the slot. Returns the time at which the test
+    /// noticed this.
     pub fn wait_taken_over(&self, slot: u16, old: &Server) -> Instant {
         wait_until("another server has taken over", BOUND, || {
             let others = self.servers.iter().filter(|server| server.port() != old.port());
@@ -339,8 +341,8 @@ impl Cluster {
         self.wait_taken_over(slot, old);
     }
 
-    /// Cuts a server off from the other servers: it no longer receives their messages. (The other
-    /// servers still receive this server's messages.)
+    /// Cuts a server off from the other servers: it no longer receives their messages. The other
+    /// servers still receive this server's messages.
     pub fn cut_off(&self, server: &Server) {
         let mut forget = redis::pipe();
         // The commands are one transaction. In versions after Redis 7.0, a server passes a `FORGET`
@@ -356,8 +358,9 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("FORGET: {error}"));
     }
 
-    /// Makes the replica of a slot's master replace the master, without the agreement of the master
-    /// or the other servers. Waits until all other servers know of it, and returns the replica.
+    /// Makes the replica of a slot's master replace the master. The master and the other servers do
+    /// not take part in this decision. Waits until all other servers know of it, and returns the
+    /// replica.
     pub fn take_over(&self, slot: u16) -> &Server {
         let old = self.owner(slot).port();
         let at = self.servers.iter().position(|server| server.port() == old);
@@ -406,8 +409,8 @@ fn offset(server: &Server, which: &str) -> Option<u64> {
     info.lines().find_map(|line| line.strip_prefix(which)?.strip_prefix(':')?.parse().ok())
 }
 
-/// The difference between a server's port and its port for the other servers. (With the default of
-/// 10,000, some servers would get an invalid port.)
+/// The difference between a server's port and its port for the other servers. With the default of
+/// 10,000, some servers would get an invalid port.
 const BUS: u16 = 20_000;
 
 fn node(builder: &ServerBuilder) -> Result<Server, ServerError> {

@@ -4,8 +4,8 @@
 //!   server program, the kit downloads one.
 //! - [`Cluster`]: a cluster of such servers, whose slots can be moved.
 //! - [`Sentinels`]: a master, its replicas and the Sentinels that watch them.
-//! - [`Proxy`]: a network in front of a server, which a test can make slow or make fail.
-//! - [`Worker`] and [`Job`]: more processes, for tests that need several.
+//! - [`Proxy`]: a proxy in front of a server. A test can make it slow or make it fail.
+//! - [`Worker`] and [`Job`]: further processes, for tests that need several processes.
 //! - [`signal`] and [`Guard`]: for pausing a process that is not a worker.
 //! - [`PlainClient`]: direct ports of Redisson's algorithms, as a baseline for the benches.
 //! - [`wait_until`]: a wait for a condition that no event announces.

@@ -1,4 +1,4 @@
-//! A network that a test can make slow or make fail: a TCP proxy in front of a server.
+//! A TCP proxy in front of a server. A test can make it slow or make it fail, like a bad network.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -66,7 +66,7 @@ impl Proxy {
         let (port, address, listener) = loop {
             let port = ports::free();
             let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
-            // Another process may have taken the port, so the attempt is repeated.
+            // Another process may have taken the port. If so, try again.
             if let Ok(listener) = TcpListener::bind(address) {
                 break (port, address, listener);
             }
@@ -91,8 +91,8 @@ impl Proxy {
         self.address
     }
 
-    /// Delays all bytes by `one_way` in each direction, so a round trip takes twice this time
-    /// longer. Bytes that are in flight at the same time share the delay.
+    /// Delays all bytes by `one_way` in each direction. So a round trip takes twice `one_way`
+    /// longer. Bytes that are in flight at the same time are delayed together.
     pub fn set_delay(&self, one_way: Duration) {
         self.shared.set_delay(one_way);
     }
@@ -142,8 +142,8 @@ impl Proxy {
     }
 
     /// Closes the connections on which the client has recently sent these bytes (in the last 64
-    /// KiB). A part of a command's name in upper case, such as `SUBSCRIBE`, matches even if the
-    /// client sent it earlier. Returns the number of closed connections.
+    /// KiB). If the pattern is a part of a command's name in upper case, such as `SUBSCRIBE`, it
+    /// also matches older commands. Returns the number of closed connections.
     pub fn cut_matching(&self, pattern: impl AsRef<[u8]>) -> usize {
         let mut connections = self.open();
         connections.retain(|connection| connection.has_sent(pattern.as_ref()));
@@ -179,9 +179,9 @@ impl Proxy {
         self.on(Direction::Reply, 1, action, move |bytes| rules::contains(bytes, &pattern));
     }
 
-    /// Sets a rule that fires `action` each time that the predicate is true, at most `shots` times.
-    /// If several rules match, the rule that was set first fires. An action on a reply also affects
-    /// the replies to earlier commands that are still in flight on the connection.
+    /// Sets a rule that performs `action` each time that the predicate is true, at most `shots`
+    /// times. If several rules match, only the rule that was set first fires. An action on a reply
+    /// also affects the replies to earlier commands that are still in flight on the connection.
     pub fn on(
         &self,
         direction: Direction,
@@ -298,7 +298,7 @@ fn connect(shared: &Arc<Shared>, client: TcpStream) -> io::Result<()> {
     let upstream = TcpStream::connect(*shared.upstream())?;
     let (connection, threads) = Connection::start(client, upstream, shared)?;
     shared.change(|state| {
-        // Each new thread removes the threads that have ended.
+        // Remove the threads that have ended.
         state.threads.retain(|thread| !thread.is_finished());
         state.connections.retain(|other| !other.is_closed());
         state.threads.extend(threads);

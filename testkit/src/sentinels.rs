@@ -15,30 +15,30 @@ const REPLICAS: usize = 2;
 /// master. After a failed attempt, the next attempt begins 6 s later, and on a busy machine several
 /// attempts may fail.
 const BOUND: Duration = Duration::from_secs(60);
-/// How long a master may be silent by default. See [`PINGS`].
+/// The time for which a master may be silent by default. See [`PINGS`].
 const DOWN_AFTER: Duration = Duration::from_millis(1200);
-/// The time between two pings of a Sentinel. A Sentinel counts a new master's silence from the
-/// switch, and sends the first ping this time after the switch. If this time were equal to
+/// The time between two pings of a Sentinel. A Sentinel measures a new master's silence from the
+/// switch, and sends the first ping one such pause after the switch. If the pause were equal to
 /// [`DOWN_AFTER`], a new master that answers a little late would be replaced at once. While a
 /// master is down, the Sentinels ask the replicas each second, and choose no replica that was
 /// silent for five times this time.
 const PINGS: &str = "500";
 /// The time between two requests of a Sentinel for a server's state. If the Sentinels replace a
 /// master that answers, they choose no replica whose state is older than three times this time. If
-/// the Sentinels find no replica, none of them tries again.
+/// the Sentinels find no replica, they do not try again.
 const LOOKS: &str = "400";
 /// The time between two exchanges of the Sentinels' views. If a Sentinel receives no view with a
 /// new master within four times this time, the Sentinel makes that master a replica again. The
 /// leading Sentinel may need a second to notice that the server is the master.
 const TELLS: &str = "400";
-/// How long the test waits when it asks a Sentinel to begin a failover, or asks whether the
-/// Sentinel has begun a failover. If the test asked another Sentinel earlier, two failovers could
-/// begin.
+/// The time for which the test waits for a Sentinel's answer, when it makes the Sentinel begin a
+/// failover or asks whether it has begun one. If the test turned to another Sentinel earlier, two
+/// failovers could begin.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a Sentinel does nothing after it stood still for 2 s (for example because of a busy
-/// disk). The default is half a minute. If the master failed during that time, its replicas would
-/// be without a master for more than ten times [`DOWN_AFTER`]. The Sentinels never choose such a
-/// replica.
+/// The time for which a Sentinel does nothing after it stood still for 2 s, for example because of
+/// a busy disk. The default is half a minute. If the master failed in this half minute, its
+/// replicas would be without a master for more than ten times [`DOWN_AFTER`], and the Sentinels
+/// never choose such a replica.
 const RESTS: &str = "1000";
 
 /// A master, two replicas and three Sentinels, on free ports of 127.0.0.1.
@@ -150,7 +150,7 @@ impl Sentinels {
     }
 
     /// Waits until most of the Sentinels report a master other than `old`. Returns the time at
-    /// which this was seen.
+    /// which the test noticed this.
     ///
     /// # Panics
     ///
@@ -171,9 +171,9 @@ impl Sentinels {
     pub fn fail_over(&self) {
         let old = self.master().known_port();
         self.wait_until("the Sentinels have chosen another master on command", || {
-            // A Sentinel that gives up a failover does not try again by itself. A Sentinel gives up
-            // if no replica has recently reported its state, or if the chosen replica has become
-            // slow.
+            // Try again, because a Sentinel that gives up a failover does not try again by itself.
+            // It gives up if no replica has recently reported its state, or if the chosen replica
+            // has become slow.
             if !self.sentinels.iter().any(|sentinel| is_leaving(sentinel, old)) {
                 let _begun = self.sentinels.iter().any(begins);
             }
@@ -273,7 +273,7 @@ impl SentinelsBuilder {
         self
     }
 
-    /// Uses TLS with the clients and between the servers. (The kit itself uses ports without TLS.)
+    /// Uses TLS with the clients and between the servers. The kit itself uses ports without TLS.
     #[must_use]
     pub fn tls(mut self) -> Self {
         self.tls = true;
@@ -324,8 +324,8 @@ impl SentinelsBuilder {
                 builder = builder.password(password);
             }
             let sentinel = builder.start()?;
-            // Sets short times. (The defaults are seconds, which would slow the tests down.) An
-            // older Sentinel does not have these settings.
+            // Set short times. The defaults are seconds, which would slow the tests down. An older
+            // Sentinel does not have these settings.
             for [what, pace] in [
                 ["PING-PERIOD", PINGS],
                 ["INFO-PERIOD", LOOKS],
@@ -363,8 +363,8 @@ fn knows_all(sentinel: &Server) -> bool {
         && replicas.iter().filter(|replica| well(replica)).count() == REPLICAS
 }
 
-/// Whether the Sentinel is choosing another master, or has chosen one. Waits for the answer for as
-/// long as [`begins`] does.
+/// Whether the Sentinel is choosing another master, or has chosen one. Waits equally long for the
+/// answer as [`begins`].
 fn is_leaving(sentinel: &Server, old: u16) -> bool {
     let question = ["SENTINEL", "MASTER", SERVICE];
     let fields: HashMap<String, String> =
@@ -384,8 +384,8 @@ fn begins(sentinel: &Server) -> bool {
     }
 }
 
-/// Asks over a separate connection and with a time limit, because the server may be paused. Returns
-/// `None` if there is no answer.
+/// Sends a command over a separate connection and with a time limit, because the server may be
+/// paused. Returns `None` if there is no reply.
 fn ask<T: redis::FromRedisValue>(server: &Server, question: &[&str]) -> Option<T> {
     ask_within(server, question, Duration::from_millis(300)).ok()
 }
@@ -427,7 +427,8 @@ mod tests {
         let second = sentinels.master();
         assert_ne!(first.port(), second.port());
         sentinels.revive(first);
-        // Returns when the Sentinels report another master. (Later they may report a third master.)
+        // The call returns when the Sentinels report another master. Later they may report a third
+        // master.
         sentinels.fail_over();
         sentinels.wait_ready();
     }
@@ -437,7 +438,7 @@ mod tests {
         let Ok(sentinels) = Sentinels::start() else { return };
         let master = sentinels.master();
         sentinels.sentinels().iter().for_each(Server::pause);
-        // After such a long pause, the Sentinels take their own clocks to be wrong.
+        // After such a long pause, the Sentinels assume that their own clocks are wrong.
         thread::sleep(Duration::from_millis(2500));
         master.kill();
         sentinels.sentinels().iter().for_each(Server::resume);

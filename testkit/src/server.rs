@@ -95,8 +95,8 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// A private server is needed, but there is no server program or the server does not start. (A
-    /// URL is not checked.)
+    /// A private server is needed, but there is no server program or the server does not start. A
+    /// URL is not checked.
     pub fn find_or_start(url: Option<&str>) -> Result<Provided, ServerError> {
         match url {
             Some(url) => Ok(Provided { url: url.to_owned(), server: None }),
@@ -114,7 +114,8 @@ impl Server {
     #[must_use]
     pub fn supports_tls() -> bool {
         static KNOWN: OnceLock<bool> = OnceLock::new();
-        // Programs without TLS refuse it in different ways, so this starts a server to find out.
+        // Start a server to find out, because programs without TLS refuse the settings in different
+        // ways.
         *KNOWN.get_or_init(|| Self::builder().tls().start().is_ok())
     }
 
@@ -275,7 +276,7 @@ impl Server {
         .map_err(|error| self.failed(&error, &self.log()))
     }
 
-    /// Waits until a replica has its master's data and the master counts it as a replica.
+    /// Waits until a replica has its master's data and the master treats it as a replica.
     fn await_master(&self, port: u16, until: Instant) -> Result<(), ServerError> {
         let mut master = connect(&format!("redis://{}127.0.0.1:{port}/", self.credentials()));
         let own = format!("port={},state=online,offset=", self.port);
@@ -420,9 +421,8 @@ fn connect(url: &str) -> redis::Connection {
     let bound = Duration::from_secs(10);
     let until = Instant::now() + bound;
     loop {
-        // The timeout is only for connecting. A later timeout would make reads fail now and then: a
-        // signal to this process (for example, when a child ends) interrupts a read that has a
-        // timeout.
+        // Use the timeout only for connecting. A read with a timeout would fail now and then: a
+        // signal to this process, for example when a child ends, interrupts such a read.
         let opened =
             redis::Client::open(url).and_then(|client| client.get_connection_with_timeout(bound));
         match opened {

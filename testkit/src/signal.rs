@@ -21,11 +21,11 @@ pub fn stop(pid: u32) {
     }
 }
 
-/// Whether a thread of the process still runs, so it is neither stopped nor a zombie.
+/// Whether a thread of the process still runs: it is not stopped and not a zombie.
 fn runs(pid: u32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
-        // The process is gone, or the system has no `/proc`. In the second case a short pause must
-        // be enough.
+        // The process is gone, or the system has no `/proc`. Without `/proc`, a short pause must be
+        // enough.
         thread::sleep(Duration::from_millis(10));
         return false;
     };

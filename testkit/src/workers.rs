@@ -1,4 +1,4 @@
-//! Processes that a test starts, and waits for conditions that no event announces.
+//! Processes that a test starts, and a function that waits for a condition without an event.
 
 use std::collections::VecDeque;
 use std::env;
@@ -166,7 +166,7 @@ impl Worker {
     ///
     /// The shell that would kill the worker cannot be started.
     pub fn sigstop(&mut self) {
-        // The guard starts first, because this process may be killed at any moment.
+        // Start the guard first, because this process may be killed at any moment.
         if self.guard.is_none() {
             self.guard = Some(Guard::of(self.pid()));
         }
@@ -181,7 +181,7 @@ impl Worker {
     /// Kills the worker and waits until it is gone.
     pub fn sigkill(&mut self) {
         let _ = self.child.kill();
-        // The guard ends before the wait, because another process may get the process id after the
+        // End the guard before the wait, because another process may get the process id after the
         // wait.
         self.guard = None;
         let _ = self.child.wait();
@@ -356,7 +356,8 @@ pub fn wait_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> 
     while !condition() {
         let waited = since.elapsed();
         assert!(waited < timeout, "waited {timeout:?} in vain until {what}");
-        // If hundreds of threads checked each millisecond, they would overload a small machine.
+        // Check less often over time: hundreds of threads that check each millisecond would
+        // overload a small machine.
         thread::sleep((waited / 8).clamp(Duration::from_millis(1), Duration::from_millis(20)));
     }
 }

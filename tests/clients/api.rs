@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::Path;
 
-/// The attribute `must_use` makes the compiler warn if a statement is only the call. The warning
-/// has the attribute's reason.
+/// With the attribute `must_use`, the compiler warns if a program ignores the result of a call. The
+/// warning shows the attribute's reason.
 #[test]
 fn a_verb_whose_result_says_whether_it_succeeded_is_must_use_with_a_reason() {
     // Functions whose result a caller may ignore. Some of them only read a state. After each of the
-    // others the state is the same for either result: for example, nobody holds the lock.
+    // others, both results mean the same state: for example, nobody holds the lock.
     const OTHERS: [&str; 6] =
         ["force_unlock", "delete", "notify_one", "is_locked", "is_broken", "remaining_lease"];
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
@@ -36,7 +36,8 @@ fn a_verb_whose_result_says_whether_it_succeeded_is_must_use_with_a_reason() {
             let ends = |line: &&str| line.ends_with('{') || line.ends_with(';');
             let end = at + lines[at..].iter().position(ends).unwrap();
             let signature = lines[at..=end].join(" ");
-            // (The type of a closure parameter contains an arrow, too.)
+            // The type of a closure parameter contains an arrow, too, so take the text after the
+            // last arrow.
             let returned = signature.rsplit("-> ").next().unwrap();
             let says =
                 returned.starts_with("Result<bool,") || returned.starts_with("Result<Option<");

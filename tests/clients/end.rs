@@ -53,10 +53,10 @@ fn the_drop_of_the_last_handle_ends_the_clients_threads() {
     }
     let server = server();
     wait_no_threads();
-    // A thread that waited for a reply would wait for very long.
+    // A thread that waited for a reply would wait for a very long time.
     let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
     let client = builder.response_timeout(LONG).connect().unwrap();
-    // A thread gives itself its name.
+    // Wait, because a thread sets its own name after its start.
     wait_until("the threads run", SOON, || own_threads().len() >= 3 || !cfg!(target_os = "linux"));
     let lock = client.reentrant_lock("last");
     // Makes the client subscribe as well.
@@ -68,7 +68,7 @@ fn the_drop_of_the_last_handle_ends_the_clients_threads() {
     assert!(guard.is_held());
     drop(clone);
     assert!(!own_threads().is_empty() || !cfg!(target_os = "linux"), "the guard is left");
-    // The guard is the last value of the client.
+    // The guard is the last value that keeps the client alive.
     elsewhere(move || drop(guard));
     wait_no_threads();
     assert_eq!(holder(&mut server.connection(), "last"), None);
@@ -115,7 +115,7 @@ fn a_client_that_is_dropped_leaves_nothing_held() {
     for (at, guard) in guards.into_iter().enumerate() {
         if at % 2 == 0 { guard.forget() } else { drop(guard) }
     }
-    // When a drop returns, its work is done, so the test checks at once.
+    // Check at once: when the drop returns, its work is done.
     drop(client);
     let mut redis = server.connection();
     let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut redis).unwrap();
@@ -212,7 +212,7 @@ fn the_last_handle_may_be_dropped_by_an_on_lost_callback() {
     let server = server();
     let lease = UNIT * 3;
     for round in 0..4 {
-        // The drop must not wait for its own thread, which would take this long.
+        // The drop must not wait for its own thread. Such a wait would take this long.
         let client = Client::builder(&server.url())
             .watchdog_timeout(lease)
             .response_timeout(LONG)
@@ -419,7 +419,7 @@ fn the_end_of_a_client_of_a_frozen_or_absent_server_takes_a_bounded_time() {
         } else {
             server.resume();
         }
-        // The shutdown takes up to `response_timeout` in total, and not for each connection.
+        // The shutdown takes up to one `response_timeout` for all connections together.
         assert!(took < SOON, "{connections} connections, gone: {gone}: {took:?}");
         wait_no_threads();
     }

@@ -34,8 +34,8 @@ impl Child {
             Fork::Child => {
                 let done = catch_unwind(AssertUnwindSafe(work));
                 if let Err(panic) = &done {
-                    // `eprintln!` does not work here: the harness captures its output, and does not
-                    // run in the child.
+                    // Write directly: `eprintln!` would print nothing, because the test harness
+                    // captures its output and does not run in the child.
                     let message = panic.downcast_ref::<String>().map_or("?", String::as_str);
                     let _ = writeln!(std::io::stderr(), "the child panicked: {message}");
                 }
@@ -106,8 +106,8 @@ fn use_guard<L: ?Sized, O>(guard: &LockGuard<L, O>) {
     assert!(!guard.name().is_empty() && format!("{guard:?}").contains("Forked"));
 }
 
-/// The holds of one kind that a thread has when the process forks: several levels of one lock, and
-/// other locks with owned guards.
+/// The holds of one kind that a thread has when the process forks: one lock that it has taken
+/// several times, and other locks with owned guards.
 struct Held {
     levels: Vec<LockGuard>,
     owned: Vec<OwnedLockGuard>,
@@ -141,7 +141,7 @@ impl Held {
     }
 }
 
-/// Calls, in the child, the methods of all values that a client makes, and drops these values.
+/// In the child, calls the methods of all values that a client makes, and drops these values.
 fn use_all(client: Client, several: MultiLock) {
     let (lock, fair) = (client.reentrant_lock("lock"), client.fair_lock("fair"));
     let (fenced, prices) = (client.fenced_lock("fenced"), client.read_write_lock("prices"));

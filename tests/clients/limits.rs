@@ -1,5 +1,4 @@
-//! Limits: how a wait's time limit, deadline or cancel token ends a call while the server has not
-//! answered.
+//! How a wait's time limit, deadline or cancel token ends a call that has no reply yet.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -10,10 +9,10 @@ use redis::Commands as _;
 use redlatch::{CancelToken, Client, Error, ErrorKind, MultiLock, Wait};
 use redlatch_testkit::{Action, Cluster, Proxy, Sentinels, Server};
 
-/// How long the calls may wait, and by how much they may be late.
+/// The time for which the calls may wait, and the delay that is allowed after it.
 const WAIT: Duration = UNIT;
 const LATE: Duration = Duration::from_millis(20);
-/// How long a call waits for a reply after its own time is over.
+/// The time for which a call still waits for a reply after its own limit.
 const LEAST: Duration = Duration::from_millis(50);
 
 /// A call that waits, and returns whether it got its lock or permit. (A call must never get two
@@ -78,14 +77,14 @@ fn hang(server: &Server, call: impl Fn(Wait<'_>) -> Result<bool, Error>) {
     wait_until("the silence is noticed", SOON, noticed);
 }
 
-/// A machine that is busy for a moment is not an outage. If the client cannot ask for a lock in
-/// time, the lock counts as taken.
+/// A machine that is busy for a moment is not an outage. If a request for a lock gets no reply in
+/// time, the call treats the lock as taken.
 #[test]
 fn a_call_without_an_answer_ends_with_none_until_the_server_was_silent_for_a_second() {
     let server = server();
     let client = patient(&server.url());
     for (name, call) in calls(&client) {
-        // If the test itself stands still for this long, it proves nothing.
+        // If the test itself stands still for this long, its result proves nothing.
         let silent_for = |least: Duration| {
             server.resume();
             let asked_at = Instant::now();
@@ -194,8 +193,8 @@ fn neither_a_drop_nor_a_call_that_gives_up_waits_for_room_in_a_connection() {
     });
 }
 
-/// The first waiter asks at once, and again some seconds later. The other waiters become leaders
-/// only at the end of their time.
+/// The first waiter sends a request at once, and another some seconds later. The other waiters may
+/// send requests only at the end of their time.
 #[test]
 fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() {
     const CALLS: usize = 30;
@@ -221,8 +220,8 @@ fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() 
     drop(held);
 }
 
-/// The client has one connection. The call that ends was the call that wrote and read for all later
-/// calls.
+/// The client has one connection, on which one call writes and reads for all calls. This call ends
+/// at its limit.
 #[test]
 fn a_call_that_ends_while_it_reads_for_others_leaves_the_reading_to_one_of_them() {
     let server = server();
@@ -271,7 +270,7 @@ fn a_call_that_was_answered_once_ends_with_none_and_not_with_an_error() {
     });
     wait_subscribed(&server, &channel("held"));
     waiter.wait_queued();
-    // The waiter asks again meanwhile, and gets no answer.
+    // Meanwhile the waiter sends another request, and gets no reply.
     server.pause();
     let got = waiter.join();
     server.resume();
@@ -302,7 +301,8 @@ fn a_limit_ends_a_call_whose_connection_is_to_be_opened() {
     wait_free(&server, "reopened", SOON);
 }
 
-/// A limit may end the request for the key's type. The call then still returns the server's error.
+/// The server refuses a key of the wrong type, and the client then queries the type. Even if a
+/// limit ends this query, the call returns the server's error.
 #[test]
 fn a_wrong_type_is_an_error_even_if_the_limit_ends_the_question_for_it() {
     let server = server();
@@ -422,9 +422,9 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
     assert!(own.try_lock_for(LONG).unwrap().into_option().is_some());
 }
 
-/// A call that its limit ends leaves a request that gives up its entry. The client repeats this
-/// request with back-off, although the server has answered it. If each new connection sent all
-/// repeated requests at once, a bad network would multiply these requests.
+/// A call that ends at its limit leaves a request that removes its queue entry. The client repeats
+/// this request with back-off, even after a reply. If each new connection sent all repeated
+/// requests at once, a bad network would multiply these requests.
 #[test]
 fn a_new_connection_does_not_repeat_the_answered_give_ups_of_cut_calls() {
     const CALLS: u64 = 50;

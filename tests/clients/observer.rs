@@ -111,7 +111,7 @@ fn a_wait_and_a_hold_are_reported_once_each_and_a_re_entry_is_not() {
     assert!(line.time >= UNIT && line.time < SOON, "{line:?}");
 }
 
-/// The thread has held the lock all the time.
+/// The thread holds the lock all the time.
 #[test]
 fn a_re_entry_that_outlasts_an_outage_is_not_reported_either() {
     let server = server();
@@ -168,7 +168,7 @@ fn a_loss_that_unlock_finds_is_reported_as_a_loss() {
 fn a_grant_is_reported_as_from_another_process_or_from_another_thread() {
     let server = server();
     let (other, (client, heard)) = (client(&server), observed(&server));
-    // The test tries again if the thread asked at the moment of the release.
+    // If the thread sent a request at the moment of the release, the test tries again.
     wait_until("the lock is handed on", SOON, || {
         let held = other.reentrant_lock("orders").lock().unwrap();
         let lock = client.reentrant_lock("orders");
@@ -207,7 +207,7 @@ fn a_wait_that_ends_without_the_lock_says_why() {
     let lock = client.reentrant_lock("orders");
     assert!(lock.try_lock().unwrap().into_option().is_none());
     assert_eq!(heard.taken(), ["waits", "gave up None"]);
-    // A call without a reply gives up for another reason.
+    // A call that got no reply ends for another reason.
     loop {
         match if_answered(lock.try_lock_for(UNIT).map(Taken)) {
             None => drop(heard.taken()),
@@ -341,7 +341,7 @@ fn a_thread_that_waits_on_a_condition_has_left_the_lock() {
     let (client, heard) = observed(&server);
     let lock = client.reentrant_lock("orders");
     let guard = lock.lock().unwrap();
-    // For so long a wait, the thread first releases the lock.
+    // The wait is so long that the thread first releases the lock.
     assert!(lock.condition("arrived").wait_for(&guard, UNIT * 10).unwrap().timed_out());
     guard.unlock().unwrap();
     assert_eq!(heard.taken(), ["waits", "has Free", "released", "waits", "has Free", "released"]);
@@ -531,7 +531,7 @@ fn a_snapshot_has_the_place_of_each_thread_among_those_of_its_process() {
             threads.collect::<Vec<_>>()
         };
         assert_eq!(places(&client), expected(&["0", "1", "2"]), "{name}");
-        // The second thread becomes the leader, and each thread behind it moves up in the queue.
+        // The second thread becomes the first in the queue, and each thread behind it moves up.
         tokens[0].cancel();
         wait_until("it has gone", SOON, || places(&client) == expected(&["1", "2"]));
         tokens.iter().for_each(CancelToken::cancel);

@@ -56,8 +56,8 @@ fn footprint(server: &Server, one: &Client, other: &Client, before: &str) -> Vec
     latch.count_down().unwrap();
     drop((held, fenced, slot, id, elected));
     waiting.into_iter().for_each(Running::join);
-    // Each request has a key with the client's id.
-    // An owner's number is a time.
+    // Replace the parts that differ in each run: the client's id in the key of its requests, and
+    // the owner's number, which contains a time.
     let anonymous = |it: String| match it.split_once(":rwlock_timeout") {
         Some((owner, _)) => owner.trim_end_matches(|it: char| it.is_ascii_digit()).to_owned(),
         None => it,

@@ -409,7 +409,7 @@ fn a_permit_is_taken_from_its_owner_and_a_holder_that_another_program_wrote_is_a
     assert_eq!((error.kind(), left), (ErrorKind::Config, 1));
 }
 
-/// If a lock's token key has the value 0, the report has no last token. The next grants still have
+/// If a lock's token key has the value 0, the status has no last token. The next grants still have
 /// tokens.
 #[test]
 fn the_next_holder_has_a_token_if_none_was_given_out_before_a_hold_is_ended() {
@@ -428,8 +428,9 @@ fn the_next_holder_has_a_token_if_none_was_given_out_before_a_hold_is_ended() {
     assert!(waiter.join() > 0);
 }
 
-/// Without a waiter, a fair lock looks like any other lock, and the release of another lock serves
-/// no fair queue. (A live redlatch holder notices its loss and serves the queue.)
+/// Without a waiter, the server cannot tell a fair lock from any other lock. The release of another
+/// kind of lock wakes no fair waiter. (A live redlatch holder would notice its loss and wake the
+/// fair waiter.)
 #[test]
 fn a_fair_waiter_that_comes_while_a_hold_is_ended_has_the_lock_then() {
     let server = server();
@@ -457,7 +458,8 @@ fn a_fair_waiter_that_comes_while_a_hold_is_ended_has_the_lock_then() {
         let _ended = has_looked.recv();
     });
     wait_until("it waits", SOON, || steady.status("fair").unwrap().queue.len() == 1);
-    // A script skips an entry whose process does not listen yet. That process soon asks again.
+    // A script skips an entry whose process has not subscribed yet. That process soon sends another
+    // request.
     wait_hearing(&server, 1);
     goes.send(()).unwrap();
     assert!(ends.join());

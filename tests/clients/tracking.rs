@@ -115,7 +115,7 @@ fn wait_tracked(server: &Server, keys: u64) {
     wait_until(&format!("{keys} keys are tracked"), SOON, || tracked(server) == keys);
 }
 
-/// A network that counts its client's questions about keys.
+/// A proxy that counts its client's queries of keys.
 struct Counting {
     proxy: Proxy,
     asked: Arc<AtomicUsize>,
@@ -125,8 +125,8 @@ impl Counting {
     fn before(server: &Server) -> Self {
         let (proxy, asked) = (Proxy::before(server), Arc::<AtomicUsize>::default());
         let counted = Arc::clone(&asked);
-        // The rule passes each command unchanged. Questions in one packet have one packet of
-        // replies.
+        // The rule passes each command unchanged. The replies to all queries of one packet come in
+        // one packet, too.
         proxy.on(Direction::Request, 1, Action::LoseRequest, move |command| {
             let asks = ["\r\nHEXISTS\r\n", "\r\nZMSCORE\r\n"];
             if asks.iter().any(|verb| contains(command, verb)) {
@@ -142,7 +142,7 @@ impl Counting {
     }
 }
 
-/// A client behind the network.
+/// A client that connects through the proxy.
 fn counted(proxy: &Proxy, lease: Duration) -> Client {
     Client::builder(&proxy.url()).watchdog_timeout(lease).connect().unwrap()
 }
@@ -205,7 +205,7 @@ fn of_many_holds_exactly_those_that_are_gone_are_reported_lost() {
     semaphore.try_set_permits(500).unwrap();
     let pool: Vec<_> = (0..500).map(|_| held!(semaphore.acquire().unwrap(), release)).collect();
     wait_tracked(&server, 501);
-    // The change comes while the client asks about these keys.
+    // The change comes while the client queries these keys.
     let mut redis = server.connection();
     for at in (0..500).step_by(7) {
         let () = redis.del(format!("lock {at}")).unwrap();
@@ -247,7 +247,8 @@ fn ones_own_renewals_and_other_keys_tell_nothing() {
     });
     assert!((held.is_held)());
     assert_eq!(held.losses.so_far(), []);
-    // The client asks once when the lock has been held for some time, and once after each renewal.
+    // The client sends a query once when the lock has been held for some time, and once after each
+    // renewal.
     assert!((4..=7).contains(&counting.asked()), "{} questions", counting.asked());
     wait_tracked(&server, 1);
     let () = redis.del("renewed").unwrap();
@@ -262,8 +263,7 @@ fn a_short_hold_costs_no_command_and_no_connection() {
         let so_far = Commands::so_far(&server);
         so_far.of("client|tracking") + so_far.of("subscribe")
     };
-    // (On a busy machine a hold may last for long. In that case the test tries again with a new
-    // client.)
+    // On a busy machine a hold may last for long. If so, the test tries again with a new client.
     wait_until("all were short", SOON, || {
         let short = watched(&server, LEASE).reentrant_lock("short");
         let (before, begun, mut longest) = (listens(), Instant::now(), Duration::ZERO);
@@ -303,7 +303,7 @@ fn a_released_hold_is_not_asked_for_nor_the_hold_after_it() {
     }
 }
 
-/// The holder acts while the client's question about the hold, or the answer, is on its way.
+/// The holder acts while the client's query of the hold, or the reply, is on its way.
 #[test]
 fn a_hold_that_is_given_back_while_it_is_asked_for_is_not_lost() {
     let server = server();
@@ -347,7 +347,7 @@ fn an_answer_about_an_earlier_hold_does_nothing_to_the_next() {
     proxy.on_request("HEXISTS", Action::HoldReply);
     let () = server.connection().del("next").unwrap();
     proxy.wait_fired(1, SOON);
-    // A release finds the loss before the answer comes.
+    // A release finds the loss before the reply to the query comes.
     assert_eq!(earlier.release().unwrap_err().kind(), ErrorKind::LeaseLost);
     let next = Held::lock(&client, "next");
     proxy.release();
@@ -448,7 +448,7 @@ fn a_question_that_the_server_does_not_answer_is_asked_again() {
     let client = counted(&counting.proxy, LEASE);
     let held = Held::lock(&client, "refused");
     wait_tracked(&server, 1);
-    // The server reports the change, and answers BUSY to the question.
+    // The server reports the change, and replies BUSY to the query.
     let script = "redis.call('pexpire', KEYS[1], 300000) \
                   local begun = redis.call('time')[1] \
                   while redis.call('time')[1] - begun < 2 do end";

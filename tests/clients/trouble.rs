@@ -73,7 +73,7 @@ fn every_other_name_works() {
         at_once(|| {
             let guard = mine.lock().unwrap();
             assert!(holder(&mut server.connection(), name).is_some());
-            // Threads can wait for the lock, too.
+            // A thread can also wait for the lock.
             let theirs = theirs.clone();
             let waiter = spawn(move || {
                 theirs
@@ -133,7 +133,7 @@ fn a_lease_below_a_millisecond_or_of_ages_is_an_error() {
             assert_eq!(error.kind(), ErrorKind::Config, "{lease:?}: {error}");
             assert!(error.to_string().contains("lease"), "{error}");
         }
-        // A re-entry works, too, and does not change the outer level.
+        // A re-entry also works, and does not change the lease of the outer guard.
         let outer = client.reentrant_lock("lease").lock().unwrap();
         assert_eq!(lock.lock().map(drop).unwrap_err().kind(), ErrorKind::Config);
         assert_eq!(lock.hold_count(), 1);
@@ -148,7 +148,8 @@ fn a_lease_between_works() {
     let client = client(&server);
     for millis in [1, 2, 3, 10_u64.pow(10), 10_u64.pow(13)] {
         let lock = client.reentrant_lock("lease").with_lease(Duration::from_millis(millis));
-        // A very short lease may end before the reply. Then there is an error, and no hold stays.
+        // A very short lease may end before the reply. Then the call returns an error, and no hold
+        // stays.
         if let Err(error) = works(&lock) {
             assert!(millis < 10, "{millis} ms: {error}");
             let late = error.to_string().contains("before the reply was read");
@@ -498,7 +499,8 @@ fn a_command_that_was_renamed_is_said_to_be_missing() {
             let said = error.to_string();
             let is_clear = said.contains("rename-command") && said.contains("a proxy");
             assert!(is_clear, "{command}, {what}: {error}");
-            // "A fair lock needs the rights of a lock, and …"
+            // Some errors name the rights of another kind: "A fair lock needs the rights of a lock,
+            // and …"
             let named = said.contains(command) || said.contains("rights of a lock");
             assert!(named, "{command}, {what}: {error}");
         }

@@ -6,8 +6,8 @@ use redlatch::{Attempt, Error, NotTaken};
 
 use super::{SOON, wait_until};
 
-/// Returns the result of a call whose limit is so short that a busy machine may not answer in time.
-/// Repeats the call until there is an answer.
+/// Returns the result of a call whose limit is so short that the reply may come too late on a busy
+/// machine. Repeats the call until a reply comes in time.
 #[track_caller]
 pub(crate) fn answered<T>(call: impl Fn() -> Result<T, Error>) -> T {
     let until = Instant::now() + SOON;
@@ -19,7 +19,7 @@ pub(crate) fn answered<T>(call: impl Fn() -> Result<T, Error>) -> T {
     }
 }
 
-/// Returns the error of a call that must fail. Repeats the call until it fails with an answer.
+/// Returns the error of a call that must fail. Repeats the call until it fails because of a reply.
 #[track_caller]
 pub(crate) fn refused<T>(call: impl Fn() -> Result<T, Error>) -> Error {
     let refused = || call().err().filter(|error| !is_unanswered(error));
@@ -31,7 +31,7 @@ pub(crate) fn refused<T>(call: impl Fn() -> Result<T, Error>) -> Error {
     error.expect("an error")
 }
 
-/// Returns the result of a call with a short limit, or `None` if there was no answer.
+/// Returns the result of a call with a short limit, or `None` if no reply came in time.
 #[track_caller]
 pub(crate) fn if_answered<T>(got: Result<Attempt<T>, Error>) -> Option<T> {
     got.or_else(unanswered).unwrap().into_option()

@@ -24,8 +24,8 @@ pub(crate) fn wait_subscribed(server: &Server, channel: &str) {
     });
 }
 
-/// Waits until the server counts no listener on a channel. The server notices the death of a
-/// process a moment late.
+/// Waits until the server has no subscriber of a channel. The server notices the death of a process
+/// a moment late.
 #[track_caller]
 pub(crate) fn wait_deaf(server: &Server, channel: &str) {
     let mut connection = server.connection();
@@ -41,7 +41,7 @@ pub(crate) fn own_channel(owner: &str) -> String {
     format!("redisson_lock__channel:{{redlatch:{}}}", owner.split(':').next().unwrap())
 }
 
-/// Waits until this number of clients listen to their own channels.
+/// Waits until this number of clients have subscribed to their own channels.
 #[track_caller]
 pub(crate) fn wait_hearing(server: &Server, clients: usize) {
     let mut redis = server.connection();
@@ -55,10 +55,10 @@ pub(crate) fn wait_hearing(server: &Server, clients: usize) {
     });
 }
 
-/// Waits until the client of `owner` has read all earlier messages. For this, it sends grants for
-/// unknown owners after these messages, and the client gives such grants back. The function sends
-/// several grants, because a thread may wait for a reply on one of the client's two connections,
-/// and commands on that connection wait, too.
+/// Waits until the client of `owner` has read all earlier messages. The function sends grants for
+/// unknown owners after these messages, and waits until the client has given them back. It sends
+/// several grants, because commands wait on one of the client's two connections if a thread waits
+/// for a reply there.
 pub(crate) fn wait_read(server: &Server, owner: &str, release: impl FnOnce()) {
     static READ: AtomicU64 = AtomicU64::new(0);
     let number = READ.fetch_add(1, Ordering::Relaxed);

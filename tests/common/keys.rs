@@ -34,7 +34,7 @@ pub(crate) fn wait_renewed(server: &Server, name: &str) {
     });
 }
 
-/// Does the same as [`wait_renewed`], for the holds under all these names on their servers.
+/// Like [`wait_renewed`], for the holds under all these names on their servers.
 #[track_caller]
 pub(crate) fn wait_all_renewed<'a>(held: impl IntoIterator<Item = (&'a Server, String)>) {
     let last = |(server, name): (&'a Server, String)| {
@@ -98,9 +98,9 @@ pub(crate) fn wait_in_line(server: &Server, name: &str, places: u64) {
     });
 }
 
-/// Returns how many times the lock of this name expires during `work`. If the lock never expires,
-/// the waiter was granted it by a message, and not after the end of a lease. (Other keys do not
-/// count, because they may expire in the meantime.)
+/// Returns how many times the lock of this name expires during `work`. If the lock never expires, a
+/// message granted it to the waiter before the end of the lease. Other keys may expire in the
+/// meantime, so they are not counted.
 pub(crate) fn lapses(server: &Server, name: &str, work: impl FnOnce()) -> usize {
     let (mut redis, mut listener) = (server.connection(), server.connection());
     let set = ["SET", "notify-keyspace-events", "Ex"];

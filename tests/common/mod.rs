@@ -32,15 +32,15 @@ pub(crate) use users::*;
 pub(crate) const UNIT: Duration = Duration::from_millis(100);
 /// The time limit for an event that should come at once.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
-/// A lease whose end a test can wait for. The lease is renewed in time even on a machine that
-/// stands still for nearly two seconds, because at least two thirds of it remain at any time.
+/// A lease whose end a test can wait for. At least two thirds of it remain at any time, so it is
+/// renewed in time even on a machine that stands still for nearly two seconds.
 pub(crate) const RENEWED: Duration = Duration::from_millis(30 * UNIT.as_millis() as u64);
 /// A lease that does not end during a test.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
-/// A time that is shorter than the pause between two requests of a waiter. A waiter for a lock asks
-/// again after 0.8 s at the earliest (`POLL` in `ask/entry.rs`), and any other waiter after 4 s. If
-/// a waiter is granted the lock within this time after its last request, a message therefore woke
-/// it.
+/// A time that is shorter than the pause between two requests of a waiter. A waiter for a lock
+/// sends its next request after 0.8 s at the earliest (`POLL` in `ask/entry.rs`), and any other
+/// waiter after 4 s. So if a waiter gets its grant within this time after its last request, a
+/// message woke it.
 pub(crate) const BEFORE_A_QUESTION: Duration = Duration::from_millis(700);
 
 /// Starts a server for the calling test, and [sets a time limit](bound) for the test. If there is
@@ -50,7 +50,7 @@ pub(crate) fn server() -> Server {
     unbounded_server()
 }
 
-/// Does the same as [`server`], for a test whose length the user sets.
+/// Like [`server`], for a test whose length the user sets.
 pub(crate) fn unbounded_server() -> Server {
     Server::start().expect("a server to test on")
 }
@@ -79,8 +79,8 @@ pub(crate) fn impatient(url: &str) -> ClientBuilder {
         .failover_timeout(Duration::ZERO)
 }
 
-/// A number of threads. If the threads waited for [`IMPATIENT`] one after the other, their waits
-/// would take more than four times [`SOON`].
+/// A number of threads that is large enough: if they waited for [`IMPATIENT`] one after the other,
+/// they would take more than four times [`SOON`].
 pub(crate) const CROWD: usize = 60;
 
 /// Returns a client that connects through a proxy, with one open connection. The server has the
@@ -99,7 +99,7 @@ pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
 pub(crate) fn after_a_grant(proxy: &Proxy, shots: usize, action: Action) {
     let granted = Arc::new(AtomicBool::new(false));
     let hears = Arc::clone(&granted);
-    // This rule only watches the replies, and never fires.
+    // This rule only reads the replies, and changes none.
     proxy.on(Direction::Reply, 1, Action::LoseReply, move |bytes| {
         hears.fetch_or(contains(bytes, "grant "), Ordering::SeqCst);
         false

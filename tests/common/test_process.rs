@@ -28,7 +28,7 @@ thread_local! {
 /// and ends the process, because a hang is a failure.
 pub(crate) fn bound() {
     let test = thread::current().name().unwrap_or("?").to_owned();
-    // On the process's first thread, other tests may have run before.
+    // On the process's first thread, an earlier test may have set a limit.
     if test != "main" && RUNS.with_borrow(Option::is_some) {
         return;
     }
@@ -76,7 +76,8 @@ pub(crate) fn without_room_for_threads<T>(work: impl FnOnce() -> T) -> T {
     };
     let waiting: Vec<_> = (1..33).map(wait).collect();
     let before = getrlimit(Resource::As);
-    // From here on there is no memory for a thread's stack, but enough for all other allocations.
+    // From now on there is no memory for a thread's stack, but enough memory for all other
+    // allocations.
     let size = fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = size.split(' ').next().unwrap().parse().unwrap();
     let full = pages * page_size() as u64 + (1 << 20);

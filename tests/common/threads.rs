@@ -26,21 +26,21 @@ pub(crate) fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
 }
 
 impl<T> Running<T> {
-    /// Waits until the thread has slept for a few milliseconds. The thread then waits for
-    /// something, perhaps for the reply to a request.
+    /// Waits until the thread has slept for a few milliseconds. The thread may then sleep in a
+    /// queue, or wait for the reply to a request.
     pub(crate) fn wait_asleep(&self) {
         self.wait_still(sleeps, || self.is_finished());
     }
 
     /// Waits until the thread has slept for a few milliseconds, but not for a reply. The thread is
-    /// then in a queue. (While its first request is in flight, a later thread may still be granted
-    /// the lock before it.)
+    /// then in a queue. While its first request is in flight, a later thread may still get the lock
+    /// before it.
     pub(crate) fn wait_queued(&self) {
         self.wait_still(sleeps_in_line, || self.is_finished());
     }
 
-    /// Does the same as [`wait_queued`](Self::wait_queued), for a thread that has done its work,
-    /// while the destructor of a thread-local waits.
+    /// Like [`wait_queued`](Self::wait_queued), for a thread that has done its work and whose
+    /// thread-local has a destructor that waits.
     pub(crate) fn wait_queued_at_its_end(&self) {
         self.wait_still(sleeps_in_line, || false);
     }
@@ -100,7 +100,7 @@ fn sleeps(thread: u64) -> Option<u64> {
     field("voluntary_ctxt_switches:")?.parse().ok()
 }
 
-/// Does the same as [`sleeps`], but also returns `None` if the thread sleeps for a reply.
+/// Like [`sleeps`], but also returns `None` if the thread waits for a reply.
 fn sleeps_in_line(thread: u64) -> Option<u64> {
     sleeps(thread).filter(|_| is_parked(thread))
 }

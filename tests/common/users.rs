@@ -56,8 +56,8 @@ impl User {
     }
 }
 
-/// A user whose password changes, with the user's present credentials. A client asks for the
-/// present credentials.
+/// A user whose password changes, with the user's present credentials. A client's provider returns
+/// these credentials.
 #[derive(Clone)]
 pub(crate) struct Vault {
     password: Arc<Mutex<String>>,
@@ -106,7 +106,7 @@ impl Vault {
         })
     }
 
-    /// Returns how many times the client has asked for credentials.
+    /// Returns how many times the client has called its provider for credentials.
     pub(crate) fn asked(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
     }

@@ -9,7 +9,7 @@ use redlatch::observe::MetricsObserver;
 use crate::common::*;
 
 /// Each series so far, with the value of a gauge or counter, or with the number of values in a
-/// histogram. (A snapshot of the recorder resets all series.)
+/// histogram. The values are added up here, because a snapshot of the recorder resets all series.
 struct Seen(Snapshotter, BTreeMap<String, f64>);
 
 impl Seen {

@@ -13,7 +13,7 @@ use crate::common::{LONG, SOON, UNIT, bound, once_within, spawn, wait_free};
 use redlatch::{Client, ClientBuilder, Error, ErrorKind};
 use redlatch_testkit::{Cluster, Sentinels, Server, wait_until};
 
-/// The server has no other port, so commands, waits and renewals all use TLS.
+/// The server has only a TLS port, so commands, waits and renewals all use TLS.
 #[test]
 fn locks_work_over_tls() {
     if !Server::supports_tls() {
@@ -182,8 +182,8 @@ fn a_client_certificate_that_has_changed_is_shown_by_the_next_connections() {
     guard.unlock().unwrap();
 }
 
-/// A user's function may fail, panic or never return. No hold and no thread depends on such a
-/// function.
+/// The user's function for certificates may fail, panic or never return. No hold and no thread
+/// depends on it.
 #[test]
 fn code_for_a_client_certificate_that_fails_is_an_outage_and_no_more() {
     if !Server::supports_tls() {
@@ -249,7 +249,7 @@ fn sentinels_and_the_masters_that_they_name_are_talked_to_over_tls() {
     let sentinels = Sentinels::builder().tls().start().unwrap();
     let builder = || Client::builder(&sentinels.url()).watchdog_timeout(Duration::from_secs(60));
     let authority = fs::read(sentinels.tls_authority()).unwrap();
-    // A lock counts as taken only when all replicas have it.
+    // A lock is granted only when all replicas have it.
     let builder = || builder().tls_ca_certificates(authority.clone());
     let client = builder().replica_acks(2, Duration::from_secs(5)).connect().unwrap();
     let guard = client.reentrant_lock("held").lock().unwrap();
@@ -306,7 +306,7 @@ fn a_limit_ends_calls_to_a_server_that_hangs_and_leaves_nothing_behind() {
     let client = builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap();
     let lock = client.reentrant_lock("hung");
     for is_open in [true, false] {
-        // The server knows the scripts, and the connection is open.
+        // After this, the server knows the scripts, and the connection is open.
         lock.lock().unwrap().unlock().unwrap();
         if !is_open {
             let kill = ["KILL", "TYPE", "normal"];
@@ -366,7 +366,7 @@ fn a_limit_in_the_middle_of_a_tls_record_leaves_the_connection_as_good_as_before
     drop((cut, next, client));
 }
 
-/// A network that stops in the middle of the server's bytes.
+/// A proxy that stops in the middle of the server's bytes.
 struct Relay {
     address: SocketAddr,
     shared: Arc<Shared>,

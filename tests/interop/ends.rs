@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Returns the kind of lock that a waiter asks for. A writer waits for a reader's hold.
+/// Returns the kind of lock that a waiter requests. A writer waits for a reader's hold.
 fn rival(kind: Kind) -> Kind {
     if kind == Kind::Read { Kind::Write } else { kind }
 }
@@ -55,8 +55,8 @@ impl Fallen {
         let least = self.kinds.iter().map(|kind| format!("theirs {kind:?}"));
         let least = Duration::from_millis(least.map(|it| left(&it)).min().unwrap());
         let begun = Instant::now();
-        // If Redisson 3.16's first waiter for a fair lock asks in the lease's last millisecond, it
-        // may sleep for ever. A redlatch waiter behind it wakes it.
+        // The first waiter of Redisson 3.16 for a fair lock may sleep for ever if it sends its
+        // request in the lease's last millisecond. A redlatch waiter behind it wakes it.
         let client = client(&self.server);
         let behind = Kind::Fair.ours(&client, "mine Fair");
         let behind = spawn(move || behind.lock().unwrap().unlock().unwrap());

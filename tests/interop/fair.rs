@@ -1,4 +1,4 @@
-//! The fair lock: threads of both libraries are in one queue, and some of them leave it in every
+//! The fair lock: threads of both libraries wait in one queue, and some of them leave it, in every
 //! possible way.
 
 use redis::Commands as _;
@@ -103,7 +103,7 @@ impl Line {
             (format!("redisson_lock_queue:{{{}}}", self.name), self.waiters.len());
         self.waiters.push(waiter);
         let redis = &mut self.redis;
-        // The first waiter is not in the queue, since it holds the lock.
+        // The first waiter holds the lock, so it is not in the queue.
         wait_until("it stands in line", SOON, || redis.llen::<_, usize>(&queue).unwrap() == before);
     }
 
@@ -152,7 +152,7 @@ impl Line {
     }
 
     /// Asserts that these waiters get the lock one after the other in this order. Each waiter keeps
-    /// the lock until the test waits for the next waiter, so no other waiter gets the lock.
+    /// the lock until the test waits for the next waiter, so the order is certain.
     fn come_in_order(&mut self, places: impl IntoIterator<Item = usize>) {
         for place in places {
             self.comes_in(place);
@@ -204,7 +204,7 @@ fn waiters_come_in_in_the_order_of_arrival_whoever_gives_up() {
                                 whose => line.add(whose),
                             }
                         }
-                        // In the last of these queues, no waiter gives up.
+                        // In the queue without a leaver, no waiter gives up.
                         if leaver < OTHERS.len() {
                             line.gives_up(leaver + 1);
                         }
@@ -309,7 +309,7 @@ fn a_stopped_process_of_ours_is_passed_at_every_place_and_comes_back() {
     });
 }
 
-/// For the server, a paused waiter may still take the lock.
+/// The server cannot tell a paused waiter from a waiter that may still take the lock.
 #[test]
 fn a_stopped_process_of_redissons_keeps_its_place_until_it_goes_on() {
     if !is_long() {
@@ -342,7 +342,7 @@ fn a_stopped_process_of_redissons_keeps_its_place_until_it_goes_on() {
     });
 }
 
-/// Starts a thread for each lock that the test asks it to take.
+/// The entry point of a process that starts a thread for each lock that the test names.
 pub(crate) fn waiter_process(job: &Job) {
     let client = Client::builder(job.arg(0))
         .watchdog_timeout(RENEWED)

@@ -54,8 +54,8 @@ pub(crate) fn beside_redisson(test: impl Fn(Version) + Sync) {
     thread::scope(|scope| {
         for version in Version::ALL {
             let run = move || {
-                // The time limit begins only here. On a new machine, Maven first downloads what the
-                // build needs, which may take longer than any test.
+                // The time limit begins only here: on a new machine, Maven first downloads the
+                // libraries for the build, which may take longer than any test.
                 bound();
                 test(version);
             };
@@ -109,7 +109,8 @@ impl Jvm {
 
     /// Returns the process that all tests share. No test may harm the shared process.
     pub(crate) fn shared(version: Version) -> Arc<Self> {
-        // If this process ends, the input of the Java process ends, and so does the Java process.
+        // When this process ends, the input of the Java process ends, and then the Java process
+        // ends, too.
         static SHARED: [OnceLock<Arc<Jvm>>; 2] = [OnceLock::new(), OnceLock::new()];
         let shared = &SHARED[usize::from(version == Version::Old)];
         Arc::clone(shared.get_or_init(|| Self::start(version)))
@@ -188,7 +189,7 @@ impl Redisson {
         self.jvm.stdin.lock().unwrap().write_all(line.as_bytes()).unwrap();
     }
 
-    /// Returns the thread's next line. (Java is slow on a busy machine.)
+    /// Returns the thread's next line. Java is slow on a busy machine, so the wait is long.
     #[track_caller]
     pub(crate) fn reply(&mut self, thread: &str) -> String {
         self.reply_within(thread, SOON * 2).unwrap_or_else(|| {
@@ -280,7 +281,7 @@ fn build() -> Result<String, String> {
     if modified(&done) < modified(&pom).max(sources) {
         for (version, goal) in Version::ALL.into_iter().zip([
             "package",
-            // This step copies only the libraries, since the program is the same for each version.
+            // Copy only the libraries, because the program is the same for each version.
             "dependency:copy-dependencies@libraries",
         ]) {
             let mut maven = Command::new("mvn");

@@ -70,8 +70,8 @@ impl Kind {
         }
     }
 
-    /// Makes these Redisson threads ask for the lock, which another owner has, and sleep. After
-    /// this, only a message or the end of the lease can wake these threads.
+    /// Makes these Redisson threads wait for the lock, which another owner has, until they sleep.
+    /// After this, only a message or the end of the lease can wake them.
     pub(crate) fn redisson_waits(self, java: &mut Redisson, threads: &[&str], name: &str) {
         for thread in threads {
             java.tell(thread, &format!("lock {}", self.named(name)));

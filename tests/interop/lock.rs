@@ -117,8 +117,8 @@ fn a_lease_that_is_not_renewed_ends_for_both() {
             let begun = Instant::now();
             let guard = kind.leased(&client, "job", LEASE).lock().unwrap();
             java.tell("a", &format!("lock {named}"));
-            // If Redisson 3.16's first waiter for a fair lock asks in the lease's last millisecond,
-            // it may sleep for ever. A redlatch waiter behind it wakes it.
+            // The first waiter of Redisson 3.16 for a fair lock may sleep for ever if it sends its
+            // request in the lease's last millisecond. A redlatch waiter behind it wakes it.
             let behind = (kind == Kind::Fair).then(|| {
                 java.run("watch", "sleeps a");
                 let lock = Arc::clone(&lock);
@@ -234,7 +234,7 @@ fn a_forced_unlock_by_redisson_is_reported_to_our_holder_and_wakes_a_waiter() {
                 let waiting = Arc::clone(&waiting);
                 let waits = spawn(move || waiting.lock().unwrap().unlock().unwrap());
                 waits.wait_queued();
-                // The client asks the server to report changes of holds older than 100 ms.
+                // The client makes the server report changes of holds older than 100 ms.
                 wait_until("the key is tracked", SOON, || tracked_keys(&server) > 0);
                 let forced = Instant::now();
                 assert!(java.says("a", &format!("forceUnlock {named}")));

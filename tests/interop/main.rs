@@ -29,9 +29,9 @@ use redlatch::{CancelToken, Client, ErrorKind, Lock, LockGuard, LostReason, Owne
 use redlatch_testkit::{Job, Server, Worker};
 
 /// If a message wakes a Redisson waiter, the waiter gets the lock within this time. Without a
-/// message the waiter asks at the end of the lease that it has read, which is [`RENEWED`]. A single
-/// slow round proves nothing, because the message of a writer's release, `1`, wakes only Redisson
-/// threads that already sleep, and none that are about to sleep.
+/// message the waiter sends its next request at the end of the lease that it has read, which is
+/// [`RENEWED`]. A single slow round proves nothing: the message of a writer's release, `1`, wakes
+/// only Redisson threads that already sleep, and misses a thread that is about to sleep.
 const HEARD: Duration = Duration::from_millis(RENEWED.as_millis() as u64 / 2);
 
 /// Returns the minimum time on this process's clock that a wait or a lease of this length takes.
@@ -51,7 +51,7 @@ fn is_long() -> bool {
     is_long
 }
 
-/// The processes that the tests start, each in its role.
+/// The entry point of the processes that the tests start. Each process has a role.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };

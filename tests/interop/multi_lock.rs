@@ -34,7 +34,7 @@ fn several_locks_are_held_by_one_library_at_a_time() {
         assert!(!java.says("x", &format!("tryLock {NAMED}")));
         assert!(!java.says("x", &format!("tryLock {NAMED} 200 5000")));
         guard.unlock().unwrap();
-        // If the other library has one of the locks, the attempt takes none.
+        // If the other library has one of the locks, the attempt takes none of them.
         for name in NAMES {
             let single = client.reentrant_lock(name).lock().unwrap();
             assert!(!java.says("x", &format!("tryLock {NAMED} 200 5000")));

@@ -8,8 +8,8 @@ const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
 /// The names of the waiting threads of each library.
 const WAITERS: [&str; 4] = ["a", "b", "c", "d"];
 
-/// Waits until a Redisson client listens to this semaphore and all its threads have then asked. The
-/// threads then sleep, or are about to sleep.
+/// Waits until a Redisson client has subscribed to this semaphore's channel and all its threads
+/// have sent another request. The threads then sleep, or are about to sleep.
 fn wait_until_redisson_waits(server: &Server, channel: &str, scripts: u64) {
     wait_subscribed(server, channel);
     wait_until("they have asked", SOON, || {
@@ -203,7 +203,8 @@ fn a_latch_opens_for_all_waiters_of_both_whoever_counts_last() {
         let mut java = Redisson::of(version, &server);
         let latch = client.count_down_latch("gate");
         for ours_last in [true, false] {
-            // The test may run a few rounds, since a redlatch waiter asks by itself after seconds.
+            // The test may run a few rounds: a redlatch waiter sends its own next request only
+            // after seconds.
             at_once(|| {
                 assert!(java.says("main", "trySetCount latch gate 2"));
                 assert!(!latch.try_set_count(5).unwrap());

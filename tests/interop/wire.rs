@@ -30,7 +30,7 @@ fn names() -> Vec<String> {
     names
 }
 
-/// A server as an observer sees it: all keys that both libraries know, with their types, values and
+/// An observer of a server. It sees all keys that both libraries have, with their types, values and
 /// remaining times, and all messages since the last call.
 struct Observer {
     redis: Connection,
@@ -64,8 +64,8 @@ impl Observer {
         Self { redis: server.connection(), messages }
     }
 
-    /// Returns the state on the server. The owners of this client are renamed, so that they look
-    /// like those of any other client.
+    /// Returns the state on the server. The owners of this client are replaced by the same text for
+    /// each client.
     fn look(&mut self, id: &str) -> Seen {
         let () = self.redis.publish("end", "").unwrap();
         let said = self.messages.iter().take_while(|(channel, _)| channel != "end");
@@ -136,7 +136,7 @@ fn without_owner(text: &str, id: &str) -> String {
     })
 }
 
-/// In the six steps, the lock is held with a renewed lease, free, held with a fixed lease, free,
+/// There are six steps: the lock is held with a renewed lease, free, held with a fixed lease, free,
 /// held, and taken away.
 #[test]
 fn a_lock_of_either_has_the_same_keys_and_messages() {
@@ -395,7 +395,7 @@ fn a_latch_of_either_has_the_same_keys_and_messages() {
 }
 
 /// Redisson's semaphores have their own methods for a time to live. Redisson's latches use the
-/// methods of all keys. (Redisson 3.16 can set permits only without a time to live.)
+/// methods of all keys. Redisson 3.16 can set permits only without a time to live.
 #[test]
 fn a_time_to_live_of_either_has_the_same_keys_and_messages_and_is_known_to_the_other() {
     let seconds = Duration::from_secs;
@@ -439,7 +439,8 @@ fn a_time_to_live_of_either_has_the_same_keys_and_messages_and_is_known_to_the_o
                         Some(left) => rounded(left.as_millis() as i64),
                     }
                 };
-                // In each step one library acts. This records what both libraries see.
+                // In each step one library acts, and the test records the replies that both
+                // libraries get.
                 let call = |verb: &str, time: &str| {
                     format!("{verb} {of_java} {} {time}", quoted(&name)).trim_end().to_owned()
                 };
@@ -507,7 +508,7 @@ fn the_tokens_of_a_fenced_lock_grow_from_one_library_to_the_other() {
             java.run("a", &format!("unlock {named}"));
             let guard = lock.lock().unwrap();
             grows(guard.token().get());
-            // The last token that this grant may give to threads of the process.
+            // The last token of the range that belongs to this grant.
             let of_grant: u64 = java.ask("a", &format!("getToken {named}")).parse().unwrap();
             assert!(of_grant >= guard.token().get(), "{of_grant}");
             guard.unlock().unwrap();

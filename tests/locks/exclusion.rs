@@ -109,7 +109,8 @@ impl Contender {
     }
 
     fn work(&mut self, lock: &ReentrantLock, guard: LockGuard, id: &str) {
-        // The deadline is read before the guard is used, so it is never later than the guard's own.
+        // Compute the deadline before the guard is used, so that it is never later than the guard's
+        // own deadline.
         let begin = now();
         let deadline = begin + u64::try_from(guard.remaining().as_nanos()).unwrap();
         self.diary.write(&format!("begin {id} {begin} {deadline}\n"));
@@ -124,7 +125,7 @@ impl Contender {
                 std::hint::spin_loop();
             }
         }
-        // The time is read before `is_held` is called. So if `is_held` returns true, this time is
+        // Read the time before the call of `is_held`. So if `is_held` returns true, this time is
         // before the deadline.
         let end = now();
         let held = guard.is_held();
@@ -181,7 +182,7 @@ fn stays(diary: &str, killed: &HashMap<u32, u64>) -> Vec<Stay> {
             ["end", id, end, held] => {
                 let (begin, deadline) = open.remove(id).expect("an end has a beginning");
                 let end: u64 = end.parse().unwrap();
-                // The guard was held at this end, so the deadline was later.
+                // If the guard was still held at this time, the deadline was later.
                 let end = if held == "true" { end } else { end.min(deadline) };
                 stays.push(Stay { who: id.to_owned(), begin, end });
             }

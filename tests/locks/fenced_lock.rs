@@ -124,7 +124,7 @@ fn every_verb_gives_a_token_or_the_plain_guard() {
     seen.push(fixed.lock().unwrap().token());
     seen.push(fixed.try_lock_owned().unwrap().into_option().unwrap().token());
     assert!(seen.is_sorted_by(|one, next| one < next), "{seen:?}");
-    // Code that takes a lock of any kind.
+    // The code of a user that works with any kind of lock.
     fn plain(lock: &dyn Lock) -> LockGuard {
         lock.lock().unwrap()
     }
@@ -193,7 +193,8 @@ fn a_reply_that_is_lost_makes_no_token_twice() {
     let proxy = Proxy::before(&server);
     let lock = impatient(&proxy.url()).connect().unwrap().fenced_lock("lost");
     let other = client(&server).fenced_lock("lost");
-    // The first call asks for rights, so after it the server does not know the script yet.
+    // The first call also checks the rights, with another text of the script. So the server knows
+    // the script only after the second call.
     drop((other.lock().unwrap(), other.lock().unwrap()));
     drop(other.lock().unwrap());
     drop(lock.lock().unwrap());
@@ -224,7 +225,7 @@ fn a_token_key_without_a_usable_number_is_an_error_and_nothing_is_held() {
     }
 }
 
-/// Each request is refused, even the request of a waiter, and the number does not change.
+/// The server refuses each request, even that of a waiter, and the number does not change.
 #[test]
 fn a_negative_number_is_nothing_to_count_tokens_on_from() {
     let server = server();

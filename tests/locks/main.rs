@@ -1,5 +1,5 @@
-//! Locks: the behaviour of all kinds, the additions of each kind, and how a hold is renewed and
-//! goes to the next waiter.
+//! Locks: the behaviour of all kinds, the additions of each kind, renewals, and the hand-off to the
+//! next waiter.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

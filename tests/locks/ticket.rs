@@ -10,7 +10,7 @@ use redis::{Commands as _, Connection};
 use redlatch::{Client, Error, ErrorKind, HoldState, MultiLock, OwnedLockGuard, Taken, Ticket};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// A ticket's lease that no other request names.
+/// The lease of a ticket. No other request contains this number.
 const KEEP: Duration = Duration::from_millis(777_777);
 
 fn owned(client: &Client, name: &str) -> OwnedLockGuard {
@@ -147,9 +147,9 @@ fn waiters_wait_on_and_get_the_lock_after_the_adopter() {
     wait_free(&server, "queued", SOON);
 }
 
-/// A thread of the adopter's process waits in Redis's queue. If the adoption took the leadership
-/// from this thread, the release would make another thread of the process lead, which would add a
-/// second entry.
+/// A thread of the adopter's process waits in Redis's queue. This thread sends the requests of its
+/// process. If the adoption took this role from it, another thread of the process would add a
+/// second queue entry at the release.
 #[test]
 fn an_adoption_beside_waiting_threads_of_its_process_leaves_them_in_line() {
     let server = server();
@@ -327,7 +327,7 @@ fn a_ticket_is_not_adopted_again_while_the_end_of_its_hold_is_unknown() {
     let guard = taker.adopt(&ticket).unwrap();
     let own = guard.owner().unwrap().to_string();
     let (releases, theirs) = (own.clone(), ticket.owner().to_string());
-    // An adoption names both owners, and a release names the adopter's only.
+    // An adoption contains both owners, and a release contains only the adopter.
     proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, move |bytes| {
         contains(bytes, &releases) && !contains(bytes, &theirs)
     });

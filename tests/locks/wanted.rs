@@ -1,5 +1,5 @@
-//! A holder finds out that others wait for its lock: from a message, from the answers to its
-//! renewals and questions, and from threads of its own process.
+//! A holder is notified that others wait for its lock. It notices them by a message, by the replies
+//! to its renewals and queries, and by threads of its own process.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -43,7 +43,8 @@ impl Calls {
     }
 }
 
-/// Adds a waiting process without a message about it, as if the message were lost.
+/// Adds a waiting process to the queue without a message to the holder, as if the message were
+/// lost.
 fn wait_unsaid(server: &Server, queue: &str) {
     let waiter = "0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab:1";
     let _: usize = server.connection().rpush(queue, waiter).unwrap();
@@ -58,7 +59,8 @@ fn waits(lock: impl Lock + 'static) -> crate::common::Running<()> {
     spawn(move || drop(lock.lock().unwrap()))
 }
 
-/// Returns a guard of each kind, with a function that takes another client's waiting lock.
+/// Returns a guard of each kind, with a function that waits for the same lock with the other
+/// client.
 fn each_kind(holder: &Client, other: &Client) -> Vec<(LockGuard, Box<dyn FnOnce() + Send>)> {
     fn waiter(lock: impl Lock + 'static) -> Box<dyn FnOnce() + Send> {
         Box::new(move || drop(lock.lock().unwrap()))
@@ -98,7 +100,7 @@ fn a_holder_of_any_kind_hears_by_message() {
     for (guard, waiter) in each_kind(&holder, &other) {
         let calls = Calls::of(&guard);
         listens(&server, &guard);
-        // The first look comes after 100 ms.
+        // The holder sends its first query after 100 ms.
         thread::sleep(UNIT * 3);
         assert!(!guard.is_wanted(), "{}", guard.name());
         assert_eq!(calls.so_far(), 0, "{}", guard.name());
@@ -111,7 +113,7 @@ fn a_holder_of_any_kind_hears_by_message() {
     }
 }
 
-/// If a waiter comes soon after the grant, the holder's client does not listen for messages yet.
+/// If a waiter comes soon after the grant, the holder's client has not subscribed to messages yet.
 #[test]
 fn a_holder_listens_first_and_then_looks() {
     let server = server();
@@ -129,7 +131,7 @@ fn a_holder_listens_first_and_then_looks() {
 fn a_holder_whose_message_is_lost_hears_at_its_renewal() {
     let server = server();
     let client = watched(&server, RENEWED);
-    // The first lock wants to be notified by a message, and the second lock does not.
+    // The first lock requests a message when others wait, and the second lock does not.
     for (name, lock) in [
         ("told", client.reentrant_lock("told").with_wanted()),
         ("untold", client.reentrant_lock("untold")),
@@ -176,7 +178,7 @@ fn a_holder_with_a_fixed_lease_whose_message_is_lost_looks_again() {
     let server = server();
     let lock = client(&server).reentrant_lock("fixed").with_lease(RENEWED * 2).with_wanted();
     let guard = lock.lock().unwrap();
-    // The first look has come and gone.
+    // The holder has sent its first query.
     thread::sleep(UNIT * 5);
     wait_unsaid(&server, "redlatch_queue:{fixed}");
     wait_until("the holder looks", RENEWED, || guard.is_wanted());
@@ -286,14 +288,14 @@ fn a_callback_that_comes_when_others_wait_already_is_called() {
     wait_in_line(&server, "granted", 1);
     let third = waits(third.reentrant_lock("granted"));
     wait_in_line(&server, "granted", 2);
-    // The release passes over a waiter that does not listen yet.
+    // A release skips a waiter whose client has not subscribed yet.
     channels.iter().for_each(|channel| wait_subscribed(&server, channel));
     drop(first);
     second.join();
     third.join();
 }
 
-/// The thread for callbacks is ready, so a callback comes as soon as a thread can be woken.
+/// The callbacks' thread already runs, so a callback comes as fast as a thread can be woken.
 #[test]
 fn a_callback_needs_no_new_thread() {
     if !has_own_process() {
@@ -389,7 +391,7 @@ fn a_guard_is_called_again_after_a_wait_on_a_condition() {
         calls.wait(1);
         condition.wait(&guard).unwrap();
         assert!(!guard.is_wanted());
-        // The first look has come and gone.
+        // The holder has sent its first query.
         thread::sleep(UNIT * 5);
         assert_eq!(calls.so_far(), 1);
         go.send(()).unwrap();

@@ -19,7 +19,7 @@ enum Before {
     Free,
     /// The first copy of the request has taken the lock.
     Own,
-    /// The same as `Own`, but now a process waits.
+    /// As `Own`, but now another process waits.
     OwnWithQueue,
     /// Another owner of this client has the lock.
     Leaving,
@@ -212,7 +212,7 @@ fn each_planted_bug_of_several_locks_is_found() {
         assert!(ALL.contains(part), "{what}");
         let mut text = ALL.replace(part, instead);
         if what.starts_with("takes") {
-            // The first command looks at the same keys, so the bug is planted there, too.
+            // The script's first command reads the same keys, so plant the bug there, too.
             let looks = "unpack(KEYS, 1, 3 * count)";
             assert!(text.contains(looks));
             text = text.replace(looks, "unpack(KEYS, 1, count)");

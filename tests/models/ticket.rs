@@ -66,8 +66,8 @@ impl Texts {
     }
 }
 
-/// A step. If a request's reply is not `noted`, the reply is lost or the request is a late copy. (A
-/// lost request changes nothing.)
+/// A step. If a request's reply is not `noted`, the reply is lost or the request is a late copy.
+/// There is no step for a lost request, because it changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Gives {
@@ -153,7 +153,7 @@ impl<'a> World<'a> {
         self.eval(text, &[&ADOPTED.to_string(), ADOPTERS[by], TICKET, "0"])
     }
 
-    /// The state of the lock, which has at most one owner and always a time to live.
+    /// Reads the state of the lock. It must have at most one owner, and always a time to live.
     fn state(&mut self) -> Result<State, String> {
         let mut owners: Vec<String> = redis::cmd("HKEYS").arg(LOCK).query(self.redis).unwrap();
         let left: i64 = redis::cmd("PTTL").arg(LOCK).query(self.redis).unwrap();
@@ -270,7 +270,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// The waiter that gets the lock at the end of a hold.
+    /// Returns the waiter that gets the lock at the end of a hold.
     fn first_in_line(&mut self) -> Option<String> {
         redis::cmd("LINDEX").arg(QUEUE).arg(0).query(self.redis).unwrap()
     }
@@ -283,7 +283,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The token of a reply. `has`: whether the adopter has the lock by this request.
+    /// Returns the token of a reply. `has` says whether the adopter has the lock by this request.
     fn token_of(&self, reply: &Value, has: bool) -> Result<i64, String> {
         match reply {
             Value::Nil if !has => Ok(0),
@@ -296,11 +296,12 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Equal for two states if the same steps lead on from both.
+    /// Returns a key that is equal for two states if the same further steps are possible from both.
     fn key(&mut self) -> Result<(State, bool, [Known; 2], i64), String> {
         let (owner, left) = self.state()?;
         let queue: i64 = redis::cmd("LLEN").arg(QUEUE).query(self.redis).unwrap();
-        // The remaining time is rounded, so that the test's own time makes no new states.
+        // Round the remaining time, so that the time that the test itself takes makes no new
+        // states.
         Ok(((owner, (left + SLACK / 2) / SLACK), self.given, self.adopters, queue))
     }
 }

@@ -8,8 +8,7 @@ use crate::common::*;
 use redlatch::{Client, ErrorKind, HoldState, Lock, LostReason, MultiLock, Waited};
 use redlatch_testkit::Server;
 
-/// A lease or a wait whose end a test waits for. (The end of such a wait is reached even on a busy
-/// machine.)
+/// A lease or a time limit whose end a test waits for.
 const SHORT: Duration = Duration::from_millis(10 * UNIT.as_millis() as u64);
 
 /// Returns two clients whose leases are longer than a machine stands still (five seconds). With
@@ -92,7 +91,7 @@ fn excludes<L: Lock + Clone + Send + 'static>(
     assert!(other.try_lock().unwrap().into_option().is_none());
     assert!(other.force_unlock().unwrap());
 
-    // The holder learns of a loss.
+    // The holder notices a loss.
     let guard = one.lock().unwrap();
     let (sender, lost) = mpsc::channel();
     guard.on_lost(move |reason| sender.send(reason).unwrap());

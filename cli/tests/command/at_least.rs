@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// The beginning of a command that ends `redlatch run` by a signal.
 const END_RUN: &str = "read -r pid name state run rest <\"/proc/$PPID/stat\"; kill -s";
 
-/// The options for a kind of lock, and a function that returns a lock which another client takes.
+/// The options for a kind of lock, and a function that returns the same lock for another client.
 type Kind = (&'static [&'static str], fn(&Client, &str) -> Box<dyn Lock>);
 const KINDS: [Kind; 5] = [
     (&[], |client, name| Box::new(client.reentrant_lock(name))),

@@ -99,7 +99,7 @@ pub(crate) fn members(group: i32) -> Vec<i32> {
 }
 
 /// Returns the processes of a group that can still run. A killed process runs no further
-/// instruction, so it is not in the result. (On a busy machine it may take a second to end.)
+/// instruction, so it is not in the result. On a busy machine it may take a second to end.
 pub(crate) fn alive(group: i32) -> Vec<i32> {
     members(group).into_iter().filter(|pid| !is_dying(*pid)).collect()
 }
@@ -165,7 +165,7 @@ impl Standstill {
     }
 }
 
-/// Waits until `count` processes stand in a lock's queue.
+/// Waits until `count` processes are in a lock's queue.
 pub(crate) fn wait_in_line(client: &Client, name: &str, count: usize) {
     wait_until("they wait", SOON, || client.status(name).unwrap().queue.len() == count);
 }

@@ -1,4 +1,5 @@
-//! The guardian: its work before the command begins, and the processes and files that it leaves.
+//! The guardian (the process between `redlatch run` and the command): its work before the command
+//! begins, and the processes and files that it leaves.
 
 // These tests read `/proc`.
 #![cfg(target_os = "linux")]
@@ -64,7 +65,7 @@ fn a_guardian_that_is_killed_early_takes_no_stranger_with_it_and_lets_no_command
 }
 
 /// The guardian may be killed just after it has sent the stdin, and `redlatch run` is killed, too.
-/// If both are dead, no signal reports the guardian's end, and no other process ends the command.
+/// If both are dead, no process would end the command.
 #[test]
 fn no_command_begins_whose_guardian_is_gone() {
     for (guardian, said) in [(std::process::id(), &b"ran\n"[..]), (1, b"")] {
@@ -261,7 +262,7 @@ fn a_cgroup_is_of_one_run_alone_and_is_gone_at_its_end() {
         let mut running = start(&url, &options, "orders", script);
         let owner = running.line();
         let folder = cgroup(&running);
-        // The folder of another run, which was killed, cannot be in the way.
+        // Each run has its own folder, so the folder of a killed run is not in the way.
         assert!(folder.ends_with(format!("redlatch-{owner}")), "{folder:?}");
         end(&running);
         assert_eq!(running.status(), status, "{ending}");

@@ -20,8 +20,8 @@ const GROUP: &str = "REDLATCH_TEST_GROUP";
 /// This lease survives a machine that stands still for a second and a half.
 const OPTIONS: [&str; 4] = ["--lease", "3000ms", "-k", "300ms"];
 
-/// Returns the result of a round. A failed round is repeated if the machine stood still: no renewal
-/// then comes in time, and the guardian and the next client wake up at the same time.
+/// Returns the result of a round. Repeats a failed round if the machine stood still: then no
+/// renewal comes in time, and the guardian and the next client wake up at the same time.
 fn unless_still<T>(round: impl Fn() -> Result<T, String>) -> T {
     for _ in 0..20 {
         let still = Standstill::watch();
@@ -81,7 +81,7 @@ fn signal_guardian(running: &Running, signal: Signal) {
     kill_process(Pid::from_raw(guardian).unwrap(), signal).unwrap();
 }
 
-/// The lock is not passed on before the guardian and its command are dead.
+/// No other client may get the lock before the guardian and its command are dead.
 #[test]
 fn no_command_outlives_the_lock_after_a_kill_of_the_guardian() {
     assert_eq!(after("unguarded", |it, _| signal_guardian(it, Signal::KILL)), Some(70));
@@ -108,7 +108,7 @@ fn after_a_kill_of_the_wrapper_and_the_guardian_the_command_is_killed_at_once() 
     assert_eq!(running.status(), None);
 }
 
-/// Renewals were reported to the guardian while it was paused.
+/// `redlatch run` has sent later deadlines to the guardian while it was paused.
 #[test]
 fn a_guardian_that_goes_on_after_the_deadline_it_knew_kills_no_command_whose_lock_is_kept() {
     let server = server();

@@ -210,7 +210,7 @@ fn signals_are_the_commands() {
         running.signal(signal);
         assert_eq!(running.status(), Some(5), "{name}");
     }
-    // As under nohup, an ignored signal stays ignored.
+    // A signal that is ignored at the start, as under nohup, stays ignored.
     let script = format!(
         "trap '' HUP; exec {} run orders sh -c 'kill -HUP $$; exit 6'",
         env!("CARGO_BIN_EXE_redlatch")

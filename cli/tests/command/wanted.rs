@@ -9,11 +9,11 @@ use redlatch::{CancelToken, Client, Lock, Wait};
 use redlatch_testkit::Server;
 use rustix::process::Signal;
 
-/// Its command says how often it got the signal.
+/// A script that prints how often it got the signal.
 const COUNTS: &str = "n=0; trap 'n=$((n+1)); echo wanted $n' USR1; trap 'echo end $n; exit 0' TERM; \
                       echo on; while :; do sleep 0.05; done";
-/// The holder asks the server every three seconds whether others wait. The lease survives a machine
-/// that stands still for four seconds.
+/// The holder queries every three seconds whether others wait. The lease survives a machine that
+/// stands still for four seconds.
 const ASKS_OFTEN: [&str; 4] = ["--lease", "9", "--on-wanted", "USR1"];
 
 /// The option for a kind of lock, and a lock that it excludes.
@@ -30,7 +30,7 @@ const KINDS: [Kind; 5] = [
     }),
 ];
 
-/// Whether each process in the queue listens to its own channel.
+/// Whether each process in the queue has subscribed to its own channel.
 fn all_listen(server: &Server, watcher: &Client) -> bool {
     let mut redis = server.connection();
     watcher.status("orders").unwrap().queue.iter().all(|waiter| {
@@ -42,7 +42,7 @@ fn all_listen(server: &Server, watcher: &Client) -> bool {
     })
 }
 
-/// With such a lease, only a message can tell the holder in time.
+/// With the default lease, only a message can notify the holder in time.
 #[test]
 fn a_command_whose_lock_is_wanted_can_end_early() {
     let server = server();
@@ -118,7 +118,7 @@ fn a_command_gets_the_signal_again_when_others_come_to_wait_again() {
     assert_eq!(running.ends(), Some(0));
 }
 
-/// A shell that has not set its trap yet would be killed.
+/// The signal would kill a shell that has not set its trap yet.
 #[test]
 fn a_command_whose_lock_is_wanted_from_the_start_has_a_second_to_set_its_trap() {
     let server = server();
@@ -132,7 +132,7 @@ fn a_command_whose_lock_is_wanted_from_the_start_has_a_second_to_set_its_trap() 
         wait_in_line(&watcher, "orders", 1);
         let waiter = scope.spawn(|| drop(client(&server).reentrant_lock("orders").lock().unwrap()));
         wait_in_line(&watcher, "orders", 2);
-        // The release passes over a waiter that does not listen yet.
+        // A release skips a waiter whose client has not subscribed yet.
         wait_until("they listen", SOON, || all_listen(&server, &watcher));
         let begun = Instant::now();
         guard.unlock().unwrap();

@@ -261,7 +261,8 @@ fn permits_and_latches_are_counted() {
     assert_eq!(ends(&url, &["latch", "ready", "--wait", "10"]).0, 0);
 }
 
-/// Otherwise it would say that the lock is taken, or the count not zero, without knowing it.
+/// The command must not say that the lock is taken, or that the count is not zero, because it does
+/// not know this.
 #[test]
 fn the_limit_of_a_wait_is_an_outage_if_the_server_is_away_by_then() {
     let server = server();

@@ -36,7 +36,7 @@ impl CancelToken {
     }
 
     /// Ends every present and later wait with this token, with an error of kind [`Cancelled`]. Does
-    /// not block. A waiter that has already been granted its lock takes the lock.
+    /// not block. If a waiter has already been granted its lock, it takes the lock.
     ///
     /// [`Cancelled`]:
     /// https://docs.rs/redlatch/latest/redlatch/enum.ErrorKind.html#variant.Cancelled
@@ -64,7 +64,7 @@ impl fmt::Debug for CancelToken {
     }
 }
 
-/// The registration of a waiter that a cancel must wake.
+/// The registration of a waiter. A cancel wakes this waiter.
 #[derive(Debug)]
 pub struct Registration<'a> {
     token: &'a CancelToken,

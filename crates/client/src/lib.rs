@@ -7,8 +7,8 @@
 // This documentation is for people who change redlatch. They can see the private items.
 #![allow(rustdoc::private_intra_doc_links)]
 
-// The code needs Unix: it measures leases with `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and expects
-// that a read with a timeout fails with `WouldBlock`.
+// The code needs Unix: it measures leases with `CLOCK_BOOTTIME` or `CLOCK_MONOTONIC`, and assumes
+// that a read that times out fails with `WouldBlock`.
 #[cfg(not(unix))]
 compile_error!("redlatch is for Unix systems: Linux, and macOS and FreeBSD, where it compiles");
 

@@ -6,10 +6,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// The time between two look-ups of a name that a test has set with [`lead`]. The time is short,
-/// because no name server is asked.
+/// because such a look-up uses no name server.
 pub(crate) const LOOK_UP: Duration = Duration::from_millis(200);
 
-/// The addresses of names that a test has set, in place of the system's.
+/// The addresses that a test has set for names. They replace the system's addresses.
 static NAMES: Mutex<BTreeMap<String, Vec<SocketAddr>>> = Mutex::new(BTreeMap::new());
 
 /// Makes the host's name lead to these addresses.

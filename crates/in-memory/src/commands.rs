@@ -94,7 +94,8 @@ impl Step<'_> {
                 if first < 0 && last < 0 && first > last {
                     return Ok(bulk(b""));
                 }
-                // Unlike in a list, an end before the first byte counts as the first byte.
+                // In a text, an end before the first byte counts as the first byte. In a list it
+                // does not.
                 let last = place(last, text.len())
                     .map_or(0, |last| i64::try_from(last).unwrap_or(i64::MAX));
                 Ok(bulk(range(first, last, text.len()).map_or(&[], |range| &text[range])))
@@ -655,8 +656,8 @@ fn wrong_number(name: &[u8]) -> Value {
     refusal(&format!("ERR wrong number of arguments for '{name}' command"))
 }
 
-/// Returns the error for a command that this server lacks: it has only the commands of the scripts
-/// and the client.
+/// Returns the error for a command that this server lacks. It has only the commands that the
+/// scripts and the client use.
 fn unknown(name: &[u8]) -> Value {
     let name = String::from_utf8_lossy(name);
     refusal(&format!("ERR unknown command '{name}', or so many arguments, in the server in memory"))

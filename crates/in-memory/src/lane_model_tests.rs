@@ -1,5 +1,6 @@
-//! Models of the client's lanes, which try many orders of their threads' steps. Threads call, post,
-//! look (call `service`) and combine, and connections break.
+//! Models of the client's shared connections (lanes), which try many orders of their threads'
+//! steps. Threads send commands and wait for the replies, send commands without a wait (post), call
+//! `service` (look), and write for other threads (combine). Connections break.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -57,9 +58,9 @@ impl ReplyReceiver for Heard {
 struct Play {
     lane: Arc<Lane>,
     server: Arc<Server<NoKeys>>,
-    /// How often the background thread was asked to look.
+    /// How often a post has requested that the background thread calls `service`.
     asked: AtomicUsize,
-    /// The takes whose threads left without a reply.
+    /// The arguments of the [`taken`] commands whose threads left without a reply.
     left: Mutex<Vec<Vec<u8>>>,
 }
 
@@ -76,8 +77,8 @@ impl Play {
         };
         let endpoint = Endpoint::of("redis://localhost", &settings).unwrap();
         let lane = Lane::new(Arc::new(endpoint));
-        // In the client, no thread posts on a lane that was never open: posts give back what was
-        // taken before.
+        // Open the lane first. In the client, a post gives back what an earlier command took, so no
+        // thread posts on a lane that was never open.
         let _ = lane.connect();
         Arc::new(Self {
             lane: Arc::new(lane),
@@ -102,7 +103,7 @@ impl Play {
         (0..ROUNDS).map(|round| self.post(&format!("post {me} {round}"))).collect()
     }
 
-    /// A thread that posts, and looks although it was not asked.
+    /// A thread that posts, and also calls `service` without a request.
     fn looker(&self, me: usize) -> Vec<Arc<Heard>> {
         let look = |post| {
             let _left = self.lane.service(MINUTE, MINUTE);
@@ -157,7 +158,7 @@ impl Play {
                     }
                     Err(other) => panic!("{other:?}"),
                 }
-                // This simulates the post with which a leaving waiter gives up its queue entry.
+                // When a waiter leaves, it posts a command that removes its queue entry.
                 posts.push(self.post(&format!("post {me} {round}")));
             }
         }
@@ -165,13 +166,14 @@ impl Play {
         posts
     }
 
-    /// The background thread, which looks if it was asked.
+    /// The background thread, which calls `service` if a post has requested it.
     fn background(&self) {
         for _ in 0..LOOKS {
             if self.asked.swap(0, Ordering::SeqCst) > 0 {
                 let patience = [Duration::ZERO, MINUTE][thread_rng().gen_range(0..2)];
                 let again = match self.lane.check(patience) {
-                    // Another thread combines, or there is more to do, so look again.
+                    // If another thread combines or there is more to do, request another call of
+                    // `service`.
                     LaneCheck::Service => {
                         !self.lane.service(MINUTE, MINUTE)
                             && self.lane.request_service() == Posted::NeedsService
@@ -264,10 +266,10 @@ fn play_with(
     assert!(!rest.combines, "nobody combines, and nobody ever can");
     assert!(rest.queued == 0 || !rest.has_room, "a combiner resigned with commands unwritten");
     let asked = play.asked.load(Ordering::SeqCst) > 0;
-    // If threads leave, the next caller reads the replies that are left.
+    // If threads may leave, some replies may be left for the next caller.
     let is_read = rest.owed == 0 || leaves;
     assert!(asked || (is_read && rest.queued == 0), "replies that nobody will read");
-    // Each look handles at most one packet.
+    // Each call of `service` handles at most one packet.
     let looks = (1..1_000).find(|_| play.lane.service(MINUTE, MINUTE));
     assert!(looks.is_some(), "nothing is left in the end");
     for post in &posts {

@@ -1,6 +1,6 @@
-//! A server without a network, as a state machine without threads, clock and randomness. The time
-//! is an argument of each command. This file has the parts that do not depend on the keys:
-//! greetings, channels, and scripts by their hashes.
+//! A server without a network, as a state machine without threads, clock and randomness. Each
+//! command has the time as an argument. This file has the parts that do not depend on the keys:
+//! greetings, channels, and the scripts by their hashes.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -50,14 +50,14 @@ pub struct Redis<K> {
     pub(super) faults: Faults,
 }
 
-/// The faults that a test asks for.
+/// The faults that a test sets.
 #[derive(Debug, Default)]
 pub struct Faults {
     /// How many of the next scripts are refused.
     pub refusals: usize,
     /// How many of the next scripts lose their replies. Each loss breaks the connection.
     pub lost_replies: usize,
-    /// The scripts of these hashes are refused.
+    /// The server refuses the scripts with these hashes.
     pub refused: HashSet<String>,
     /// Whether the messages of channels are lost.
     pub loses_messages: bool,
@@ -167,8 +167,8 @@ impl<K: Keys> Redis<K> {
                 self.peers.confirm(peer, PushKind::Unsubscribe, channel)
             }
             _ => {
-                // Run the command before the key is tracked: if the command finds that the key has
-                // ended, this must not be reported as a change.
+                // Run the command before the key is tracked. Otherwise the server would report a
+                // change if the command itself finds that the key has ended.
                 let reply = self.keys.command(&mut self.peers, now, command);
                 self.peers.change(peer, |peer| {
                     if let Some(tracked) = &mut peer.tracked

@@ -1,7 +1,7 @@
 //! The server's connections. A test says how often they may break.
 //!
-//! The server replies at once, in the order of the requests. If no reply will ever end a read in a
-//! model, the model reports this.
+//! The server replies at once, in the order of the requests. If a read in a model can never end,
+//! the model reports this.
 
 use std::borrow::Cow;
 use std::io;
@@ -41,7 +41,7 @@ struct State<K> {
 #[derive(Clone, Copy, Debug)]
 enum Clock {
     Still(i64),
-    /// The clock showed this time at this instant.
+    /// A clock that showed this time at this instant, and runs since then.
     Runs(i64, Instant),
 }
 
@@ -224,7 +224,7 @@ impl<K: Keys> Transport for ServerEnd<K> {
         };
         let (commands, rest) = split(&all);
         // If the connection breaks now, the server runs some of the commands, and replies to some
-        // of these. The writer may get an error.
+        // of those that it ran. The writer may get an error.
         let breaks = server.breaks(&mut state);
         let run = if breaks { (server.chance)(commands.len()) } else { commands.len() };
         let answered = if breaks { (server.chance)(run) } else { run };

@@ -58,7 +58,7 @@ impl Peers {
         Value::Push { kind, data: vec![Value::BulkString(channel), Value::Int(count as i64)] }
     }
 
-    /// Runs `PUBSUB`, which returns data about the channels.
+    /// Runs `PUBSUB`, whose reply describes the channels.
     pub fn ask(&self, question: &[&[u8]]) -> Value {
         let all = || self.all.iter().flatten().flat_map(|peer| &peer.channels);
         match question {

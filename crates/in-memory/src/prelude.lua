@@ -1,8 +1,9 @@
--- The functions that Redis provides for its scripts. This chunk has two arguments. `of_name` takes
--- a command's name, and returns three functions that run the command with one, two and three
--- arguments. `any` runs a command with any number of parts. This chunk returns two functions that
--- run a script: one for at most ten keys and arguments, and one for any number. (A script spends
--- most of its time between Lua and Rust. A fixed number of strings is passed in half the time.)
+-- The functions that Redis provides for its scripts. This file has two arguments. `of_name` is a
+-- function that takes a command's name, and returns three functions that run the command with one,
+-- two and three arguments. `any` is a function that runs a command with any number of parts. This
+-- file returns two functions that run a script: one for at most ten keys and arguments, and one for
+-- any number. Most of a script's time is spent between Lua and Rust, and a fixed number of strings
+-- is passed in half the time.
 local of_name, any = ...
 
 -- The functions, by the commands' names.
@@ -64,8 +65,8 @@ redis = {
     pcall = calls(false),
     error_reply = only('err'),
     status_reply = only('ok'),
-    -- This server has no users, so each command is allowed. Like the newest servers, this function
-    -- fails if the command has too few arguments.
+    -- This server has no users, so each command is allowed. Like the newest servers,
+    -- `acl_check_cmd` fails if the command has too few arguments.
     acl_check_cmd = function(name, ...)
         local parts, arity = 1 + select('#', ...), ARITY[string.lower(name)]
         if not arity then
@@ -102,8 +103,8 @@ local function run_any(script, keys, ...)
     return pcall(script)
 end
 
--- The two tables are reused for each script, because making new tables would take as long as a
--- command. (No script changes them.)
+-- All scripts share the two tables, because making new tables would take as long as a command. No
+-- script changes them.
 local function run_ten(script, keys, a, b, c, d, e, f, g, h, i, j)
     local K, A = names, arguments
     K[1], K[2], K[3] = a, b, c

@@ -12,7 +12,7 @@ use crate::resp::refusal;
 pub(super) struct Store {
     /// The map is sorted: a test has few keys, and a sorted map finds them faster than a hash map.
     entries: BTreeMap<Vec<u8>, Entry>,
-    /// When there are this many entries, the ended entries are removed.
+    /// If there are this many entries, the store removes the entries that have ended.
     sweep_at: usize,
     /// The state of the random numbers.
     random: u64,

@@ -10,8 +10,8 @@ use crate::clock::ms;
 use crate::history::{Outcome, Round, Step};
 use crate::worker::PARTIES;
 
-/// How long a dead party still counts: until its lease has ended and another party has asked the
-/// server.
+/// The time for which a dead party still counts: until its lease has ended and another party has
+/// sent a request.
 const DEAD: u64 = ms(3000) + SLACK;
 
 pub(super) fn check(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
@@ -30,7 +30,7 @@ pub(super) fn check(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     let passes: Vec<_> = arrivals().filter(|it| it.outcome == Outcome::Done).collect();
     found.count("passes of a barrier", passes.len() as u64);
     // An unknown party may have passed at any time, or not at all. A party that has left counts
-    // until the server knows that it has left.
+    // until its request to leave has reached the server.
     let deaths = || round.processes.iter().filter_map(|it| it.killed);
     let is_unknown = |it: &&Call<'_>| matches!(it.outcome, Outcome::Trouble | Outcome::Unsure);
     let unknown = || arrivals().filter(is_unknown);
@@ -79,7 +79,7 @@ fn acted(calls: &[Call<'_>], pass: &Call<'_>, found: &mut Findings) {
     }
 }
 
-/// The last party wakes the other parties at once. The check of the wake-up needs no generations.
+/// Checks that the last party wakes the other parties at once. This check needs no generations.
 fn late(round: &Round, passes: &[&Call<'_>], found: &mut Findings) {
     let is_late = |pass: &&&Call<'_>| {
         let mut trips = passes.iter().filter(|it| it.number == 0 && meet(it, pass));

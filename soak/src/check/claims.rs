@@ -5,8 +5,8 @@ use super::{Findings, Hold};
 use crate::clock::ms;
 use crate::history::{Fault, Kind};
 
-/// `holds` are the holds of one name, sorted by the time of their grants. Readers, permits and
-/// exclusive holders differ only in their weight and in the name's capacity.
+/// Checks the holds of one name, sorted by the time of their grants. Readers, permits and exclusive
+/// holders differ only in their weight and in the name's capacity.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
     let mut active: Vec<&Hold> = Vec::new();
     for hold in holds {
@@ -15,8 +15,8 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
         if hold.claims_until() == at {
             continue;
         }
-        // Permits without leases have only a count. After a loss of the count, permits from before
-        // the loss are also given back, so the count becomes too high.
+        // The server stores only a count for permits without leases. If the count is lost, permits
+        // from before the loss are still given back, so the count becomes too high.
         let is_count = hold.grant.kind == Kind::Semaphore;
         if is_count && holds[0].is_forgotten(faults, at) {
             found.count("permits of a lost count", 1);
@@ -117,10 +117,10 @@ mod tests {
         let restart = fault(2, 3, None, true);
         let next = hold(2, 0, 4, 9);
         assert_eq!(violations(&[old.clone(), next.clone()], std::slice::from_ref(&restart)), 0);
-        // A renewal after the loss at the server is no excuse.
+        // A renewal after the loss at the server does not excuse the violation.
         old.leaving = Some([ms(200_000), ms(300_000)]);
         assert_eq!(violations(&[old.clone(), next.clone()], std::slice::from_ref(&restart)), 1);
-        // A grant after the restart is no excuse, either.
+        // A grant after the restart does not excuse the violation either.
         (old.grant.at, old.grant.until) = (ms(4), ms(100_004));
         assert_eq!(violations(&[old, next], &[restart]), 1);
     }

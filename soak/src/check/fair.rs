@@ -9,7 +9,7 @@ use crate::history::Round;
 const LATER: u64 = ms(400);
 /// If a call is overtaken this many times, a busy machine is not the reason.
 const MANY: usize = 3;
-/// How long after a fault the queue may be out of order.
+/// The time for which the queue may be out of order after a fault.
 const AFTER: u64 = ms(5000);
 
 pub(super) fn check(name: &str, holds: &[Hold], round: &Round, found: &mut Findings) {
@@ -49,7 +49,7 @@ mod tests {
         let mut found = Findings::default();
         check("a", &holds, &round, &mut found);
         assert_eq!(found.violations.len(), 1);
-        // A paused waiter is overtaken.
+        // A paused waiter may be overtaken.
         round.faults.push(fault(500, 600, Some(1), false));
         check("a", &holds, &round, &mut found);
         assert_eq!(found.violations.len(), 1);

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use crate::clock::ms;
 use crate::history::{Event, Round};
 
-/// How long after its last hold a paused writer may still write.
+/// The time for which a paused writer may still write after its last hold.
 const LATE: u64 = ms(10_000);
 
 /// Returns the names that were in use when the server lost data. After a loss of data, tokens begin
@@ -28,9 +28,9 @@ pub(crate) fn forgotten(round: &Round) -> HashSet<String> {
     used.into_keys().map(str::to_owned).collect()
 }
 
-/// Returns the number of lost writes. Each write adds one to the value that was read, so if a value
-/// is written twice, one write is lost. `written` has the values in the order in which the store
-/// accepted them.
+/// Returns the number of lost writes. Each write adds one to the value that its writer has read. So
+/// if a value is written twice, one write is lost. `written` has the values in the order in which
+/// the store accepted them.
 pub(crate) fn lost_writes(written: &[u64]) -> u64 {
     let different: HashSet<_> = written.iter().collect();
     (written.len() - different.len()) as u64

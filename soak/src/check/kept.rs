@@ -1,5 +1,5 @@
 //! A name stays taken for a minimum time or until the end of a lease, even after its holder has
-//! gone. The name does not stay taken for longer, and a failed call does not keep a name taken.
+//! gone, but not longer. A failed call does not keep a name taken.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,14 +13,14 @@ use crate::history::{Event, Fault, LEASES_LONGER, Outcome, Round};
 const LEASE: u64 = ms(3000);
 /// The longest lease of a call for one of several names.
 const LONG: u64 = ms(20_000);
-/// How long after the end of all holds a call may still find the name taken.
+/// The time for which a call may still find the name taken after the end of all holds.
 const GRACE: u64 = ms(1000);
 /// A call with a shorter limit may end before the reply that the name is free.
 const SURE: u64 = ms(100);
 /// The maximum time by which one fault of the nemesis extends leases.
 const LONGER: u64 = ms(3000);
 
-/// `holds` are the holds of one name, sorted by the time of their grants.
+/// Checks the holds of one name, sorted by the time of their grants.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
     // The end of the last exclusive hold so far. Later holds must be granted after this end.
     let mut before = 0;
@@ -62,8 +62,8 @@ pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Fi
     }
 }
 
-/// A call must not be refused when nobody can hold the name. Nobody can hold the name when all
-/// holds, minimum times, leases, and the effects of failed calls have ended.
+/// Checks that no call is refused when nobody can hold the name: when all holds, minimum times,
+/// leases, and the effects of failed calls have ended.
 pub(super) fn stuck(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &mut Findings) {
     // The periods in which each name may be taken.
     let mut taken: HashMap<&str, Vec<[u64; 2]>> = HashMap::new();
@@ -82,7 +82,8 @@ pub(super) fn stuck(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &
                 Event::Missed { name, call, at, bound, outcome, .. } => {
                     let Some(keeps) = asked.remove(&(&**name, *call)) else { continue };
                     if *outcome == Outcome::Not && *bound >= SURE {
-                        // If the call was for several names, another of these names may be taken.
+                        // A call for several names may be refused because another of these names is
+                        // taken.
                         if names.get(call) == Some(&1) {
                             refused.push((name, process.number, [*call, *at]));
                         }
@@ -120,7 +121,7 @@ fn lease(name: &str) -> u64 {
     if name.contains("{several}-") { LONG } else { LEASE }
 }
 
-/// The period in which a hold may keep the name, whatever its process does.
+/// Returns the period in which a hold may keep the name, whatever its process does.
 fn is_taken(hold: &Hold, round: &Round) -> [u64; 2] {
     let end = hold.left.map_or(u64::MAX / 2, |(at, _)| at);
     let killed = hold.killed.unwrap_or(u64::MAX);

@@ -3,8 +3,8 @@
 use super::{Findings, Hold, SLACK};
 use crate::history::{Outcome, Round};
 
-/// If a guard reported the loss of its hold, its callback was called. (If a release detects the
-/// loss, its error reports the loss, and no callback is called.)
+/// Checks that the callback was called if the guard reported the loss of its hold. If a release
+/// detects the loss, its error reports the loss, and no callback is called.
 pub(super) fn check(name: &str, holds: &[Hold], round: &Round, found: &mut Findings) {
     for hold in holds {
         let Some([end, until]) = hold.leaving else { continue };

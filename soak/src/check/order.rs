@@ -1,12 +1,12 @@
 //! Looks for an order of acquires, releases and expiries at the server that explains all replies.
 //! The search works on the parts between quiet moments.
 //!
-//! At the server, a hold consists of an acquire and an end. The acquire happens between the call
-//! and its return. The end is either the release, between its call and its reply, or an expiry. The
-//! expiry is a separate operation, and happens at the last deadline that the guard reported, or
-//! later. (The guard counts its lease from before the request, so the server's deadline is later.)
-//! The server's deadline includes renewals. A hold that is kept for a minimum time, or left to
-//! expire, does not end earlier.
+//! At the server, a hold consists of an acquire and an end. The acquire takes effect between the
+//! call and its return. The end is a release or an expiry. A release takes effect between its call
+//! and its reply. An expiry takes effect at the last deadline that the guard reported, or later:
+//! the guard counts its lease from before the request, so the server's deadline is later. The
+//! server's deadline includes renewals. A hold that is kept for a minimum time, or left to expire,
+//! does not end earlier.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
@@ -44,9 +44,9 @@ enum Answer {
     Unknown,
 }
 
-/// `holds` are the holds of one name. The check leaves out holds that ended before their callers
-/// received the grant, because the time of their end is unknown. The check also leaves out holds at
-/// the time of a loss of data, because the server may have lost them at any time.
+/// Checks the holds of one name. Leaves out holds that ended before their callers received the
+/// grant, because the time of their end is unknown. Also leaves out holds at the time of a loss of
+/// data, because the server may have lost them at any time.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
     let is_count = holds.first().is_some_and(|it| it.grant.kind == Kind::Semaphore);
     if is_count && faults.iter().any(Fault::forgets_counts) {
@@ -101,8 +101,8 @@ fn operations(holds: &[&Hold]) -> Vec<Operation> {
             }
             Some((_, Outcome::Kept)) => add(What::Expire, it.deadline(), u64::MAX),
             Some((at, Outcome::Done)) => add(What::Release, leaving.unwrap_or(at), at),
-            // A leader steps down before its lease ends, and its resignation then reports a loss. A
-            // loss that a resignation reports says nothing about the server.
+            // A leader steps down before its lease ends, and its resignation then reports a loss.
+            // Such a loss does not show the state at the server.
             Some((_, Outcome::Lost)) if it.lost.is_some() && it.grant.name.contains("election") => {
                 add(What::Expire, it.deadline().min(it.lost.unwrap_or(u64::MAX)), u64::MAX);
             }
@@ -162,8 +162,8 @@ fn search(operations: &[Operation], capacity: u64) -> Answer {
         mixed ^= mixed >> 31;
         mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9)
     };
-    // A hold ends once. When a hold's release is put into the order, the hold's expiry is put into
-    // the order, too.
+    // A hold ends only once. When its release is put into the order, its expiry is put into the
+    // order, too.
     let mut ends: HashMap<usize, Vec<usize>> = HashMap::new();
     for (at, it) in operations.iter().enumerate().filter(|(_, it)| it.what != What::Acquire) {
         ends.entry(it.hold).or_default().push(at);
@@ -270,8 +270,8 @@ fn candidates(
                 What::Release | What::Expire => holding.contains_key(&it.hold),
             }
     });
-    // An end only makes room, so ends go first. The acquire that returned first goes after all
-    // ends.
+    // An end only makes room, so ends come first. After all ends comes the acquire that returned
+    // first.
     open.sort_by_key(|at| {
         let it = &operations[*at];
         (it.what != What::Acquire, std::cmp::Reverse(it.done))

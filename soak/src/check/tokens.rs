@@ -3,8 +3,8 @@
 use super::{Findings, Hold};
 use crate::history::{Fault, Outcome};
 
-/// `holds` are the holds of one name. The check leaves out holds at the time of a loss of data,
-/// because the tokens then begin again.
+/// Checks the holds of one name. Leaves out holds at the time of a loss of data, because the tokens
+/// then begin again.
 pub(super) fn check(name: &str, holds: &[Hold], faults: &[Fault], found: &mut Findings) {
     let forgets: Vec<_> = faults.iter().filter(|it| it.forgets_counts()).collect();
     let epoch = |hold: &Hold| {

@@ -12,11 +12,12 @@ use crate::history::{Event, OUTAGES, Outcome, Round};
 const SHORT: u64 = ms(100);
 /// On a busy machine, one of this many calls with a limit of a few ms may fail.
 const CALLS: u64 = 200;
-/// On a busy machine, this many calls of a round may fail at the end of their limit. The last
-/// request of a call (or the request with which a party leaves its barrier) has only 50 ms.
+/// On a busy machine, this many calls of a round may fail at the end of their limit, because the
+/// last request of a call has only 50 ms. For a party of a barrier, this is the request with which
+/// it leaves.
 const FEW: u64 = 5;
-/// For this time in ns after its last reply, a server is not in an outage. The recorded times of a
-/// fault may be wrong by [`INEXACT`].
+/// The time in ns after its last reply in which a server is not in an outage. The recorded times of
+/// a fault may be wrong by [`INEXACT`].
 const ANSWERED: u64 = ms(1000);
 const INEXACT: u64 = ms(200);
 
@@ -51,7 +52,7 @@ pub(super) fn check(round: &Round, names: &BTreeMap<String, Vec<Hold>>, found: &
                             failed.push((name, at));
                         }
                     } else if *outcome == Outcome::Trouble && at[1] - at[0] >= *bound {
-                        // A call for several names is one call.
+                        // Count a call for several names once.
                         if cut.last().is_none_or(|(_, _, last)| *last != at) {
                             cut.push((name, process.number, at));
                         }
@@ -98,7 +99,7 @@ fn unprovoked(name: &str, process: u32, at: [u64; 2], found: &mut Findings) {
     found.violation("trouble", name, at, text);
 }
 
-/// Whether the network of this process was dead all this time, and for some time before.
+/// Whether the network of this process was dead during this time, and for some time before.
 fn is_cut_off(round: &Round, process: u32, [call, at]: [u64; 2]) -> bool {
     let outages = round.faults.iter().filter(|it| OUTAGES.contains(&&*it.kind));
     let covers = |from: u64, to: u64| from + ANSWERED + INEXACT < call && at + INEXACT < to;

@@ -7,14 +7,14 @@ use super::{Findings, Hold, SLACK, barrier};
 use crate::clock::ms;
 use crate::history::{Event, Fault, Kind, Outcome, Round, Step};
 
-/// If no fault is near, a message wakes a waiter within this time. If the message is lost, a poll
-/// wakes the waiter later.
+/// If no fault is near, a message wakes a waiter within this time. If the message is lost, the
+/// waiter's next regular request comes later.
 const AT_ONCE: u64 = ms(2500);
 /// How long after a fault wake-ups may be late. A client needs time for a reconnect and for the
 /// slowest poll.
 const AFTER: u64 = ms(6000);
-/// A waiter for a lock polls after 1.2 s at the latest. After half of the lost messages, the lock
-/// is therefore idle for longer than this time.
+/// A waiter for a lock sends a request every 1.2 s at the latest. So after half of the lost
+/// messages, the lock is idle for longer than this time.
 pub(super) const IDLE: u64 = ms(700);
 /// If waits are late this many times in a round, a busy machine is not the reason.
 pub(super) const OFTEN: usize = 3;
@@ -67,7 +67,7 @@ pub(super) fn check(round: &Round, found: &mut Findings) {
     }
 }
 
-/// A call with a limit ends at its limit, unless its process is paused.
+/// Checks that a call with a limit ends at its limit, unless its process is paused.
 fn bounded(
     round: &Round,
     process: u32,
@@ -85,7 +85,7 @@ fn bounded(
     }
 }
 
-/// The leader on record is the process that leads.
+/// Checks that the leader on record is the process that leads.
 fn on_record(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     for look in calls.iter().filter(|it| it.step == Step::Look) {
         if look.number == 1 && is_quiet(round, look.call, look.at) {
@@ -100,7 +100,7 @@ pub(super) fn is_quiet(round: &Round, from: u64, to: u64) -> bool {
     is_quiet_but(round, from, to, &[])
 }
 
-/// As [`is_quiet`], but faults of these kinds do not count.
+/// Like [`is_quiet`], but ignores faults of these kinds.
 pub(super) fn is_quiet_but(round: &Round, from: u64, to: u64, kinds: &[&str]) -> bool {
     let counts = |it: &&Fault| !kinds.contains(&&*it.kind);
     !round.faults.iter().filter(counts).any(|it| it.from <= to && it.to + AFTER >= from)
@@ -156,7 +156,7 @@ fn condition(round: &Round, calls: &[Call<'_>], found: &mut Findings) {
     found.violation(what, name, [begin, end], text);
 }
 
-/// If a call waits for a free lock, it gets the lock at once.
+/// Checks that a call that waits for a free lock gets the lock at once.
 pub(super) fn idle(name: &str, holds: &[Hold], round: &Round, found: &mut Findings) {
     let is_lock = |it: &Hold| !matches!(it.grant.kind, Kind::Semaphore | Kind::Expirable);
     let mut idle = Vec::new();

@@ -19,7 +19,7 @@ pub(super) fn check(name: &str, holds: &[Hold], round: &Round, found: &mut Findi
     }
 }
 
-/// If a holder leaves as soon as another call wants its lock, a message notifies the holder at
+/// Checks a holder that leaves as soon as another call wants its lock: a message notifies it at
 /// once.
 fn at_once(name: &str, holds: &[Hold], round: &Round, found: &mut Findings) {
     let late = |pair: &&[Hold]| {
@@ -53,14 +53,14 @@ fn lasts(hold: &Hold) -> [u64; 2] {
     [hold.grant.at, hold.claims_until()]
 }
 
-/// Returns the time in which a renewal or a question gets its reply: a third of the lease, and some
+/// Returns the time in which a renewal or a query gets its reply: a third of the lease, and some
 /// slack.
 fn third(hold: &Hold) -> u64 {
     hold.grant.lease / 3 + SLACK
 }
 
-/// If another call waits, the holder is notified within a third of its lease, even if a message was
-/// lost.
+/// Checks that the holder is notified within a third of its lease if another call waits, even if a
+/// message was lost.
 fn in_time(name: &str, holds: &[Hold], calls: &[[u64; 2]], round: &Round, found: &mut Findings) {
     for hold in holds {
         let [from, to] = lasts(hold);
@@ -93,8 +93,8 @@ fn in_time(name: &str, holds: &[Hold], calls: &[[u64; 2]], round: &Round, found:
     }
 }
 
-/// When no call waits any longer, the holder is notified within a third of its lease. (The guard of
-/// a fair lock may report waiters for longer.)
+/// Checks that the holder is notified within a third of its lease when no call waits any longer.
+/// The guard of a fair lock may report waiters for longer.
 fn taken_back(name: &str, holds: &[Hold], calls: &[[u64; 2]], round: &Round, found: &mut Findings) {
     for hold in holds.iter().filter(|it| it.grant.kind != Kind::Fair) {
         let [from, to] = lasts(hold);

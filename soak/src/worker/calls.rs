@@ -84,7 +84,7 @@ impl Worker {
             self.shared.log.write(&Event::Missed { kind, name, call, at, bound, outcome });
         }
         if matches!(outcome, Outcome::Trouble) {
-            // After server trouble, a real caller does not ask again at once, either.
+            // Pause after server trouble, as a real caller would.
             thread::sleep(Duration::from_millis(20));
         }
         None

@@ -42,7 +42,7 @@ impl Worker {
             let call = now();
             let found = election.leader();
             let outcome = outcome(&found.as_ref().map(|_| kept.guard.is_leader()));
-            // While this process leads, it is the leader on record.
+            // While this process leads, the record must name it as the leader.
             let on_record = found.ok().flatten().map_or(0, |leader| leader.token.get());
             let is_another = outcome == Outcome::Done && on_record != token;
             let bound = nanos(LONGEST_REQUEST);

@@ -76,8 +76,8 @@ impl Worker {
                 Ok(both) => {
                     self.shared.odd(format!("late scripts and lost counts under {name}: {both:?}"));
                 }
-                // The next script writes the same count. So if this one has run, or runs later, a
-                // count is lost.
+                // The next script writes the same count. So if this script has run, or runs later,
+                // the check finds a lost count.
                 Err(error) if is_not_run(&error) => {}
                 Err(error) if may_have_run(error.kind()) => count = None,
                 Err(error) if error.kind() == ErrorKind::LeaseLost => break,

@@ -1,4 +1,4 @@
-//! A thread's hold: how the thread asks for it, the guard, and the end.
+//! A thread's hold: the call, the guard, and the end.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -17,8 +17,8 @@ use crate::history::{Event, Kind, Outcome};
 /// The methods of a guard of any kind.
 pub(super) trait Held {
     fn remaining(&self) -> Duration;
-    /// Whether the guard is held. (After the end of a reader's lease, another reader of the process
-    /// may still keep the hold.)
+    /// Whether the guard is held. After the end of a reader's lease, another reader of the process
+    /// may still keep the hold.
     fn is_held(&self) -> bool;
     fn on_lost(&self, callback: impl FnOnce(LostReason) + Send + 'static);
     fn release(self) -> Result<(), Error>;
@@ -133,8 +133,8 @@ pub(super) struct About {
     pub(super) capacity: u64,
     pub(super) lease: u64,
     pub(super) is_watched: bool,
-    /// How long this call keeps the name taken, if the name may stay taken after its holder has
-    /// gone.
+    /// The time for which this call keeps the name taken, if the name may stay taken after its
+    /// holder has gone.
     pub(super) keeps: Option<Duration>,
 }
 
@@ -164,7 +164,7 @@ pub(super) fn outcome<E: std::borrow::Borrow<Error>>(result: &Result<bool, E>) -
     }
 }
 
-/// Makes a call with a token that another thread cancels.
+/// Makes a call with a token that another thread cancels after this time.
 pub(super) fn cancelled<T>(after: Duration, call: impl FnOnce(&CancelToken) -> T) -> T {
     let token = &CancelToken::new();
     let (done, is_done) = mpsc::channel::<()>();
@@ -180,7 +180,7 @@ pub(super) fn cancelled<T>(after: Duration, call: impl FnOnce(&CancelToken) -> T
     })
 }
 
-/// Keeps the hold for this time, and records what the guard reports in that time.
+/// Keeps the hold for this time, and records the guard's reports during it.
 pub(super) fn hold<G: Held>(shared: &Shared, kept: &Kept<G>, stay: Duration) {
     let end = now() + nanos(stay);
     loop {

@@ -122,7 +122,7 @@ impl Worker {
         }
         let Some(kept) = self.take(lock, about, how, stay) else { return };
         hold(&self.shared, &kept, stay);
-        // (A second level would begin a new minimum time.)
+        // A re-entry would begin a new minimum time.
         if !is_kept && self.rng.random_ratio(1, 10) {
             self.enter_again(lock, &kept);
         }
@@ -146,7 +146,7 @@ impl Worker {
         })
     }
 
-    /// Takes another level of a lock that this thread holds, without waiting.
+    /// Re-enters a lock that this thread holds, without waiting.
     fn enter_again(&self, lock: &dyn Lock, kept: &Kept<LockGuard>) {
         let begun = now();
         match lock.try_lock() {
@@ -209,8 +209,8 @@ impl Worker {
         }
     }
 
-    /// Makes slow writes: a pause hits a holder between its read and its write, while other
-    /// processes wait for the lock. The name is used for longer than the pause.
+    /// Makes slow writes. A pause may then hit a holder between its read and its write, while other
+    /// processes wait for the lock. The name is used for longer than a pause.
     pub(super) fn late(&mut self) {
         let name = format!("{}-{}", self.one_of("fenced-late", 2), now() / (2 * SPAN));
         let lock = self.client.fenced_lock(&name);

@@ -18,8 +18,8 @@ const NAMES: usize = 12;
 const MOST: usize = 4;
 
 impl Worker {
-    /// Takes one or several locks of one kind and one slot, in any order. Or checks a lock of an
-    /// earlier span. If this lock is still held, a failed call has kept a part of its locks.
+    /// Takes one or several locks of one kind and one slot, in any order, or checks a lock of an
+    /// earlier span. If that lock is still held, a failed call has kept some of its locks.
     pub(super) fn several(&mut self) {
         let ago = if self.rng.random_bool(0.5) { 0 } else { self.rng.random_range(1..=LOOKS) };
         let span = (now() / SPAN).saturating_sub(ago);

@@ -12,7 +12,7 @@ use super::{READERS, WATCHDOG, Worker};
 use crate::clock::now;
 use crate::history::{Event, Kind};
 
-/// How often a holder checks whether its guard reports waiters.
+/// The time between two checks whether a holder's guard reports waiters.
 const LOOKS: Duration = Duration::from_millis(60);
 
 impl Worker {
@@ -21,8 +21,8 @@ impl Worker {
     }
 
     /// Keeps a hold until another thread wants the lock. The next renewal comes too late, so only a
-    /// message can notify the holder. (There are many names, so that most holders have the lock
-    /// before the first waiter comes.)
+    /// message can notify the holder. There are many names, so that most holders have the lock
+    /// before the first waiter comes.
     fn wanted_at_once(&mut self) {
         let name = self.one_of("wanted", 8);
         let terms = Terms::Watched(Duration::from_secs(15));
@@ -40,8 +40,8 @@ impl Worker {
     }
 
     /// Takes a hold. The holder leaves when its callback runs, or stays and records the guard's
-    /// reports. Renewals come soon, so they report the waiters if a message is lost. (Many waiters
-    /// give up early, and there are many names, so that often nobody waits.)
+    /// reports. Renewals come soon, so they report the waiters if a message is lost. Many waiters
+    /// give up early, and there are many names, so that often nobody waits.
     fn wanted_in_time(&mut self) {
         let number = self.rng.random_range(0..12);
         let name = format!("{}heard-{number}", self.task.prefix);

@@ -344,7 +344,7 @@ fn advance<T>(wheel: &mut Wheel<T>, now: u64) -> Vec<T> {
     fired
 }
 
-/// Checks the invariants at the top of `wheel.rs` that a single state can show. The second check is
+/// Checks the invariants at the top of `wheel.rs`, as far as one state can show them. Also checks
 /// that each cell is in exactly one list: a bucket's list or the free list.
 fn check<T>(wheel: &Wheel<T>) {
     let mut linked = 0;

@@ -170,7 +170,7 @@ fn play(processes: usize, threads: usize, seen: &Arc<ReadWriteEvents>) {
             let (inside, seen) = (Arc::clone(&inside), Arc::clone(seen));
             thread::spawn(move || {
                 user(&lock, &inside, &seen);
-                // Other threads may wait for this thread's last release.
+                // Other threads may wait for the lock that this thread released last.
                 session.core().read_replies();
             })
         })

@@ -77,8 +77,8 @@ fn a_lost_control_message_is_sent_again_to_its_own_server() {
     }
 }
 
-/// When the slot leaves the server, the server ends the subscription. The server then refuses the
-/// client's UNSUBSCRIBE, so the UNSUBSCRIBE gets two replies.
+/// When the slot leaves the server, the server ends the subscription and reports this end. The
+/// server then refuses the client's UNSUBSCRIBE, so the client gets two replies.
 #[test]
 fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
     static HOLDS: AtomicBool = AtomicBool::new(true);
@@ -116,8 +116,8 @@ fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
     assert_eq!(stays.version(), version, "it was asked for once more");
 }
 
-/// The server refuses the PING that follows an UNSUBSCRIBE. The client does not take this refusal
-/// for the reply to another request.
+/// The server refuses the PING that follows an UNSUBSCRIBE. The client must not mistake this
+/// refusal for the reply to another request.
 #[test]
 fn without_the_right_to_ping_a_refusal_counts_for_the_channel_last_requested() {
     let cluster = cluster();

@@ -35,7 +35,8 @@ impl Renewer {
         let mut due: VecDeque<_> = keep_alives.collect();
         due.extend(self.cleanups.extract_if(.., |it| is_due(it)).take(NAMES_PER_CALL));
         if self.core.servers.cluster().is_some() && !self.core.is_shut_down() {
-            // Another server may have the slot now, and this server may never come back.
+            // Another server may have the slot now. Give the cleanup back, because this server may
+            // never come back.
             let (here, elsewhere) = due.into_iter().partition(|cleanup| match cleanup.server() {
                 Some(number) => number == self.server,
                 None => self.is_home(cleanup.name()),

@@ -12,11 +12,11 @@ use super::{NAMES_PER_CALL, QUERY_RETRY, Renewer, may_succeed_later};
 use crate::runtime::Member;
 use crate::scripts::{Cursor, RequestId, Requests};
 
-/// The time after which to try again if the user lacks a right for some changes.
+/// The time after which to repeat the changes again if the user lacks a right for some of them.
 const RIGHTS_RETRY: u64 = 5_000_000_000;
 
 /// A pass over all changes of semaphores that may have to be repeated. Each step handles only some
-/// names: there may be 100,000 names, and renewals run between the steps.
+/// names, because there may be 100,000 names. Renewals run between the steps.
 #[derive(Default)]
 pub(super) struct Mending {
     cursor: Cursor,
@@ -74,7 +74,8 @@ impl Renewer {
             return;
         };
         if !mended.is_forbidden {
-            // Check only these names: a slot may have moved to this server after the exchange.
+            // Check only the names that were sent: a slot may have moved to this server after the
+            // exchange.
             let sent: HashSet<_> = mends.iter().map(|(name, _)| &**name).collect();
             for requests in &names {
                 requests.record_mended(run, asked, |name| sent.contains(name));
@@ -94,8 +95,8 @@ impl Renewer {
         } else if mending.slots.is_none() {
             self.last_run = mending.run;
         }
-        // A regular move of a slot loses no data. If a server does not report its run, only a
-        // repeated change shows that the run is new.
+        // A regular move of a slot loses no data. Some servers do not report their run. At such a
+        // server, only a change that had to be repeated shows that the run is new.
         let is_another =
             mending.slots.is_none() && !is_forbidden && self.own.endpoint.says_its_run();
         if is_another || (taken, given) != (0, 0) {
@@ -115,8 +116,8 @@ impl Renewer {
         self.query_again_at = Some(self.query_again_at.map_or(at, |earlier| earlier.min(at)));
     }
 
-    /// Repeats the changes of one sequence. The reply to the sequence's last change came from an
-    /// older run of the server, after the renewer had repeated the earlier changes at this run.
+    /// Repeats the changes of one sequence. The reply to its last change came from an older run of
+    /// the server, after the renewer had repeated the earlier changes at the present run.
     pub(super) fn mend_late(
         &mut self,
         name: &Arc<str>,

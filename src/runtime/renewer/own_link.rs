@@ -16,8 +16,8 @@ use redlatch_client::{
 use crate::lease::schedule;
 use crate::runtime::{Core, RESEND_TIMEOUT};
 
-/// The maximum number of times that the time limit is doubled while the server does not reply.
-/// After that, the limit for the shortest lease is as long as for any other lease.
+/// The maximum number of times that the time limit is doubled while the server does not reply. By
+/// then the limit no longer depends on the shortest lease.
 const MAX_DOUBLINGS: u32 = 20;
 
 pub(super) struct OwnLink {
@@ -53,7 +53,8 @@ impl OwnLink {
         self.link = None;
     }
 
-    /// Tries to open a connection, which ends an outage. After a failure, the next limit is longer.
+    /// Tries to open a connection. Success ends an outage. After a failure, the next time limit is
+    /// longer.
     pub(super) fn reconnect(&mut self) {
         match Link::open(&self.endpoint.with_response_timeout(self.reply_wait())) {
             Ok(link) => drop(self.link.get_or_insert(link)),
@@ -62,10 +63,10 @@ impl OwnLink {
     }
 
     /// Sends commands in one packet and reads their replies. The open connection may have been dead
-    /// for a while. If it breaks without a reply, sends the commands again over a new connection.
-    /// The second result says whether the commands were sent twice. If they were, the first copies
-    /// may have run, even if the second copies failed. `within`: the time limit for the replies,
-    /// but never less than the time of a few round trips.
+    /// for a while: if it breaks without a reply, the commands are sent again over a new
+    /// connection. The second result says whether the commands were sent twice. If they were, the
+    /// first copies may have run, even if the second copies failed. `within`: the time limit for
+    /// the replies, but never less than the time of a few round trips.
     pub(super) fn exchange(
         &mut self,
         commands: &[Command],
@@ -112,8 +113,8 @@ impl OwnLink {
                 taken.map(|outcome| outcome.unwrap_or(Ok(Value::Nil))).collect()
             }
             Err(failure) => {
-                // The limit includes the time in which the connection could not be opened, so that
-                // one exchange does not wait twice for a server that does not answer.
+                // The limit includes the time of the failed attempt to connect. Otherwise one
+                // exchange would wait twice for a server that does not answer.
                 let within = within.map_or(patience, |it| it.max(self.core.round_trip() * 4));
                 self.exchange_over_lanes(commands, begun + within.min(patience), &failure)
             }
@@ -140,9 +141,9 @@ impl OwnLink {
                     self.core.watchdog.service(lane);
                 }
             }
-            // The reply to a PING comes after all earlier replies. (If the server did not know a
-            // script, the script was sent again after the PING. Its reply then comes before the
-            // reply to the next PING.)
+            // The reply to a PING comes after all earlier replies. If the server did not know a
+            // script, the script was sent again after the PING, and its reply comes before the
+            // reply to the next PING.
             let ping = Command::plain(&[b"PING"]);
             let mut lost = None;
             while lost.is_none() && replies.iter().any(|reply| reply.lock().is_none()) {
@@ -153,7 +154,8 @@ impl OwnLink {
             // A command without a reply may still run.
             let outcomes: Vec<_> =
                 taken.map(|it| it.unwrap_or_else(|| Err(Failure::TimedOut(cause())))).collect();
-            // If no command was sent, this lane's connection was broken, too.
+            // If no command was sent, the connection of this lane is broken, too: try the next
+            // lane.
             if !outcomes.iter().all(|outcome| matches!(outcome, Err(Failure::Unsent(_)))) {
                 return outcomes;
             }
@@ -162,8 +164,8 @@ impl OwnLink {
     }
 
     /// Returns how long an exchange waits for its replies. The renewal of the shortest lease may be
-    /// in this exchange, or wait for the next exchange. After two exchanges without a reply, the
-    /// shortest lease has ended. The time then grows, so that longer leases are renewed even at a
+    /// in this exchange, or may wait behind it. After two exchanges without a reply, the shortest
+    /// lease has ended anyway. The time then grows, so that longer leases are renewed even at a
     /// slow server.
     fn reply_wait(&self) -> Duration {
         let longest = self.endpoint.response_timeout();
@@ -177,7 +179,7 @@ impl OwnLink {
         let patience = self.reply_wait();
         let generation = self.endpoint.credentials_generation();
         if std::mem::replace(&mut self.credentials_generation, generation) != generation {
-            // The connection was opened with a user or a password that expires soon.
+            // The connection was opened with credentials that expire soon: open a new connection.
             self.link = None;
         }
         self.link.take_if(|link| !link.check_alive());

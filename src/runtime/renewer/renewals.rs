@@ -23,8 +23,8 @@ pub(super) struct RefusalPeriod {
 
 impl Renewer {
     /// Renews the due holds, and sends queries for the other holds. Each `Renewal` gets an outcome:
-    /// a hold without an outcome would never be renewed again. After a panic it is not known which
-    /// renewals already have an outcome, so every renewal gets another one.
+    /// a hold without an outcome would never be renewed again. After a panic it is unknown which
+    /// renewals already have an outcome, so every renewal gets another outcome.
     pub(super) fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
         if !self.catch_panic(|renewer| renewer.send_renewals(&mut renewals)) {
             let (now, cause) = (clock::now(), self.panicked().cause().error.to_string().into());
@@ -81,8 +81,7 @@ impl Renewer {
         let (mut accepted, mut refusals) = (Vec::new(), Vec::new());
         let mut report = |due: &Renewal, renewed: RenewalOutcome<'_>| {
             (due.renewed)(sent_at, renewed, resent);
-            // Only a query must be repeated by the renewer. A renewal is repeated by its hold's
-            // alarm.
+            // The renewer repeats only queries. The watchdog repeats a failed renewal.
             unanswered |= due.lease.is_none() && renewed.is_err();
         };
         for (call, outcome) in calls.iter().zip(outcomes) {

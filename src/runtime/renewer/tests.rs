@@ -145,7 +145,7 @@ fn a_cleanup_that_panicked_is_sent_again() {
     poor.0.wait_called(3);
 }
 
-/// Calls a function when its command is answered, and is done then.
+/// A cleanup that calls a function when its command is answered, and then ends.
 struct Settles<F>(AtomicBool, F);
 
 impl<F: Fn() + Send + Sync + 'static> Settles<F> {

@@ -1,5 +1,5 @@
-//! Requests that arrive late, twice, in any order, and after their records have expired. A test
-//! through the public API would have to wait for minutes.
+//! Requests that arrive late, twice, in any order, or after their records have expired. A test of
+//! the public API would have to wait for minutes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -100,7 +100,7 @@ fn a_client_learns_the_servers_clock_from_its_first_request() {
     let latest = pool.requests.latest();
     let expected = (seconds + VALID_FOR.as_secs()) * 1_000;
     assert!(latest.abs_diff(expected) < 60_000, "{latest} is not about {expected}");
-    // A client with a wrong server time gets the right one from the reply, and its request is
+    // A client with a wrong server time gets the right time from the reply, and then its request is
     // applied.
     for wrong in [0, i64::MAX / 2] {
         pool.requests.server.set(wrong);
@@ -116,7 +116,7 @@ fn a_client_learns_the_servers_clock_from_its_first_request() {
 fn a_request_is_applied_once_in_whatever_order_its_copies_come() {
     let pool = NumberedPool::new(VALID_FOR, RECORD_TTL);
     let mut random = rand::rng();
-    // The commands on their way, also of closed requests.
+    // The commands that were sent and have not arrived, even if their request is closed.
     let mut under_way: Vec<(RequestId, Command)> = Vec::new();
     let mut open: Vec<RequestId> = Vec::new();
     let mut answers: Vec<Option<i64>> = Vec::new();
@@ -243,7 +243,7 @@ fn permits_are_taken_for_whole_needs_and_of_those_behind_up_to_the_clients_share
     }
 }
 
-/// A copy comes so late if the process was stopped, or if its machine was suspended.
+/// A copy may arrive this late if the process was stopped, or if its machine was suspended.
 #[test]
 fn a_copy_that_comes_after_the_servers_memory_is_gone_changes_nothing() {
     let pool = NumberedPool::new(SHORT, SHORT_MEMORY);

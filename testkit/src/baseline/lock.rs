@@ -10,7 +10,7 @@ use super::subscriber::{Kind, Subscriber};
 use super::{PlainClient, prefixed, scripts};
 
 const CHANNEL: &str = "redisson_lock__channel";
-/// The time in milliseconds after which a waiter of a fair lock counts as dead.
+/// The time in milliseconds after which a silent waiter of a fair lock counts as dead.
 const FAIR_WAIT: &str = "300000";
 
 /// Redisson's lock. Each thread takes a [`handle`](Self::handle).

@@ -25,7 +25,7 @@ fn in_thread(body: impl FnOnce() + Send + 'static) -> Receiver<()> {
     end
 }
 
-/// Lets many threads of two clients take and release again and again. At most `most` of them may
+/// Makes many threads of two clients take and release again and again. At most `most` of them may
 /// hold at the same time.
 fn hammer<H: Send + 'static>(
     server: &Server,
@@ -195,8 +195,8 @@ fn an_expirable_permit_comes_back_by_its_release_or_at_its_leases_end() {
     let short = super::PlainExpirableSemaphore::new(client.clone(), "e", lease);
     let (mut first, mut second) = (short.handle().unwrap(), short.handle().unwrap());
     assert!(first.try_set_permits(1).unwrap());
-    // The leases are counted on this clock, in whole milliseconds. On another clock a lease may
-    // look up to 1 ms shorter.
+    // Measure with the clock of the leases, which counts whole milliseconds. On another clock a
+    // lease may look up to 1 ms shorter.
     let begun = counters::now();
     let lapsing = first.acquire().unwrap();
     let id = second.acquire().unwrap();

@@ -27,7 +27,8 @@ impl Wakeups {
         self.changed.notify_all();
     }
 
-    /// Records that the connection is gone, so no message will wake a waiter.
+    /// Records that the connection is gone, and wakes all waiters, because no message will wake
+    /// them.
     pub(super) fn break_off(&self) {
         self.state().broken = true;
         self.changed.notify_all();

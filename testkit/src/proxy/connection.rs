@@ -88,11 +88,10 @@ impl Connection {
         self.cut_and_count(shared, 0);
     }
 
-    /// Does the same as [`cut`](Self::cut), and counts `fired` rules before a thread can notice the
-    /// cut.
+    /// Like [`cut`](Self::cut), but also counts `fired` rules before a thread can notice the cut.
     pub(super) fn cut_and_count(&self, shared: &Shared, fired: usize) {
-        // The change is made under the mutex, so that a thread that is about to wait does not miss
-        // it.
+        // Change the state under the mutex, so that a thread that is about to wait does not miss
+        // the change.
         shared.change(|state| {
             state.fired += fired;
             self.closed.store(true, Ordering::SeqCst);

@@ -14,16 +14,16 @@ use super::rules::{Action, Direction};
 use super::state::Shared;
 
 const CHUNK: usize = 64 * 1024;
-/// How many earlier bytes a rule for replies sees again, so that it can match a pattern across two
-/// reads.
+/// The number of earlier bytes that a rule for replies sees again, so that it can match a pattern
+/// across two reads.
 const OVERLAP: usize = 256;
-/// How much longer a sleep may be than requested, even with the least timer slack. A thread spins
-/// for this time.
+/// The time by which a sleep may be longer than requested, even with the least timer slack. A
+/// thread spins for this time instead of sleeping.
 const SPIN: Duration = Duration::from_micros(60);
 /// If a wait is longer than this time, a cut of the connection must end the wait.
 const LONG: Duration = Duration::from_millis(5);
 
-/// An item from a reader to its writer. The end of the channel means that the sender has ended its
+/// An item from a reader to its writer. The channel ends when the sender of the bytes has ended its
 /// stream.
 pub(super) enum Item {
     /// Bytes to deliver at `due`, but not before the proxy has had `releases` releases.
@@ -77,9 +77,9 @@ impl Pump {
                 }
                 match action {
                     Some(Action::LoseReply) => {
-                        // At the end of the stream, the server runs the commands before it, answers
-                        // them, and closes the connection. All commands before the end of the
-                        // stream have run when the server closes.
+                        // At the end of the stream, the server runs the commands before the end,
+                        // replies to them, and closes the connection. So when the server closes,
+                        // all these commands have run.
                         let _ = out.send(Item::Bytes { due, bytes, releases: None });
                         return;
                     }

@@ -16,8 +16,8 @@ pub enum Direction {
 /// What a rule does with the connection on which it fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Drops the command and cuts the connection, so that the command never runs. (In a rule for
-    /// replies, this action and [`Action::LateRequest`] do the same as [`Action::LoseReply`].)
+    /// Drops the command and cuts the connection, so that the command never runs. In a rule for
+    /// replies, this action and [`Action::LateRequest`] have the effect of [`Action::LoseReply`].
     LoseRequest,
     /// Lets the command run, but cuts the connection before the reply. The rule counts as fired
     /// when the command has run and the connection is cut.
@@ -54,7 +54,7 @@ impl fmt::Debug for Rule {
     }
 }
 
-/// Fires the first rule that these bytes match. Returns the rule's action.
+/// Fires the first rule whose predicate these bytes satisfy. Returns the rule's action.
 pub(super) fn fire(rules: &mut Vec<Rule>, direction: Direction, bytes: &[u8]) -> Option<Action> {
     let index = rules
         .iter()

@@ -15,7 +15,7 @@ pub(super) struct Shared {
     commands: AtomicU64,
     delay_ns: AtomicU64,
     trickle: AtomicBool,
-    /// A copy of a part of the state. For each packet, threads read it without the mutex.
+    /// A copy of a part of the state. Threads read it for each packet, without the mutex.
     frozen: AtomicBool,
     rules: AtomicUsize,
     state: Mutex<State>,
@@ -69,7 +69,7 @@ impl Shared {
         result
     }
 
-    /// Waits until `so` is true, or until the time `until`. Returns whether `so` is true.
+    /// Waits until `so` returns true, or until the time `until`. Returns the last result of `so`.
     pub(super) fn wait(&self, until: Option<Instant>, so: impl Fn(&State) -> bool) -> bool {
         let mut state = self.state();
         while !so(&state) {
@@ -100,7 +100,7 @@ impl Shared {
         self.change(|state| state.fired += 1);
     }
 
-    /// Fires the first rule that these bytes match. Returns the rule's action.
+    /// Fires the first rule whose predicate these bytes satisfy. Returns the rule's action.
     pub(super) fn rule_for(&self, direction: Direction, bytes: &[u8]) -> Option<Action> {
         if !self.has_rules() {
             return None;

@@ -62,7 +62,7 @@ fn a_delay_makes_a_round_trip_longer_by_twice_as_much_and_does_not_serialize() {
             start.elapsed()
         })
         .collect();
-    // The shortest time counts, because the machine may be busy.
+    // Use the shortest time, because the machine may be busy.
     let shortest = times.into_iter().min().unwrap();
     assert!(shortest >= 2 * one_way, "{shortest:?}");
     assert!(shortest < 3 * one_way, "{shortest:?}");
@@ -223,8 +223,8 @@ fn refused_connections_fail_at_once() {
     let mut old = client(&proxy);
     for _ in 0..3 {
         proxy.refuse();
-        // Another test may be starting a process now. A process that is being started keeps the
-        // sockets open until its `exec`.
+        // Another test may be starting a process. Until its `exec`, this process keeps the sockets
+        // open.
         wait_until("connections are refused", SOON, || {
             let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
             TcpStream::connect(proxy.address()).is_err_and(refused)

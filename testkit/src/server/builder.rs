@@ -84,7 +84,7 @@ impl ServerBuilder {
         self.replica_at(master.port())
     }
 
-    /// Does the same as [`replica_of`](Self::replica_of), but through this network.
+    /// Like [`replica_of`](Self::replica_of), but the replica connects through this proxy.
     #[must_use]
     pub fn replica_behind(self, network: &Proxy) -> Self {
         self.replica_at(network.address().port())
@@ -102,8 +102,8 @@ impl ServerBuilder {
     }
 
     /// Starts the server and waits until it answers. If there is no server program and none can be
-    /// downloaded, the process ends with a message about how to get one, because the other tests
-    /// could not run, either.
+    /// downloaded, the process ends with a message about how to get one, because no other test
+    /// could run either.
     ///
     /// # Errors
     ///
@@ -153,8 +153,8 @@ impl ServerBuilder {
     }
 }
 
-/// Prints the error and ends the process. If several threads call this at the same time, only one
-/// of them prints.
+/// Prints the error and ends the process. If several threads call this function at the same time,
+/// only one of them prints.
 fn end_process(why: &ServerError) -> ! {
     static ENDS: Mutex<()> = Mutex::new(());
     let _for_good = ENDS.lock();
@@ -162,8 +162,8 @@ fn end_process(why: &ServerError) -> ! {
     std::process::exit(101);
 }
 
-/// Returns a new folder. The folder's path is short, because a Unix socket's path has at most about
-/// a hundred bytes. `TMPDIR` may be longer.
+/// Returns a new folder with a short path, because a Unix socket's path has at most about a hundred
+/// bytes. The path in `TMPDIR` may be too long.
 fn private_folder() -> Result<TempDir, ServerError> {
     let named = tempfile::Builder::new().prefix("redlatch-").tempdir();
     match named {

@@ -1,9 +1,9 @@
 //! Free ports below the range from which the system takes ports for outgoing connections.
 //!
-//! A server can bind such a port again after it was killed. The system never gives the port to a
-//! client that tries to connect to it (the client would then connect to itself). While a [`Port`]
-//! exists, no other process that uses this kit can get the port. So the client never reaches the
-//! server of another test.
+//! A server can bind such a port again after it was killed. The system never gives such a port to a
+//! client that connects to it, which would then connect to itself. While a [`Port`] exists, no
+//! other process that uses this kit can get the port. So a client never reaches the server of
+//! another test.
 
 use std::net::TcpListener;
 use std::process;
@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const FIRST: u32 = 15_000;
 const COUNT: u32 = 17_000;
 
-/// A reserved port. There may be a server on it or not.
+/// A reserved port, with or without a server on it.
 #[derive(Debug)]
 pub(crate) struct Port {
     number: u16,

@@ -10,9 +10,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Runs the server in the background. A line on standard input makes the shell end the server. The
-/// end of standard input means that the parent has ended. The shell then also removes the folder.
-/// Descriptor 3 closes when the server has ended, so that the parent notices the end.
+/// Runs the server in the background. A line on standard input makes the shell end the server. At
+/// the end of standard input, the parent has ended, and the shell also removes the folder.
+/// Descriptor 3 closes when the server has ended, so that the parent notices this.
 const WRAPPER: &str = r#"
 dir=$1 log=$2; shift 2
 "$@" </dev/null 3>&1 >>"$log" 2>&1 &
@@ -114,7 +114,7 @@ fn watch(output: ChildStdout) -> Option<(u32, Receiver<()>)> {
     Some((pid, ended))
 }
 
-/// Whether the server answers on its own socket. (Another server might answer on the port.)
+/// Whether the server answers on its own socket. On the port, another server might answer.
 fn answers(socket: &Path) -> bool {
     let Ok(mut stream) = UnixStream::connect(socket) else {
         return false;

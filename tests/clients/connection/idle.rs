@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A firewall silently drops a connection that was idle for a long time. So the test must leave the
-/// connection idle for as long.
+/// A firewall silently drops a connection that was idle for a long time. So the test leaves the
+/// connection idle for that time.
 #[test]
 fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_drop() {
     let server = server();

@@ -7,7 +7,7 @@ fn lazy(url: &str) -> Client {
     Client::builder(url).watchdog_timeout(LONG).connect_lazy().unwrap()
 }
 
-/// Returns a server that was started and has ended.
+/// Returns a server that was started and then stopped.
 fn absent() -> Server {
     let server = server();
     server.kill();
@@ -46,9 +46,9 @@ fn a_server_may_start_after_its_client() {
     next.join();
 }
 
-/// The first connection leads to the first run of the server. If the client did not know this, it
-/// could not tell whether the first copy of a release has run: the reply "not held" to the second
-/// copy would prove nothing.
+/// The first connection leads to the first run of the server. If a release is sent twice and the
+/// second copy gets the reply "not held", the first copy has released the lock. The client can
+/// conclude this only if it knows that both copies went to the same run.
 #[test]
 fn the_first_hold_is_as_good_as_any_other() {
     let server = server();
@@ -112,7 +112,7 @@ fn what_connect_refuses_each_call_refuses() {
         (guarded_url, ErrorKind::LoginRefused, "wants a password"),
     ] {
         let client = lazy(&url);
-        // A call that waits also ends at once, because a wait would not help.
+        // A call that may wait also ends at once, because a wait would not help.
         let begun = Instant::now();
         for _ in 0..2 {
             let lock = client.reentrant_lock("refused");
@@ -160,7 +160,7 @@ fn a_quorum_begins_with_a_majority() {
     });
 }
 
-/// Before the clients connect, only its addresses identify a server.
+/// Before the clients connect, they can recognize the same server only by its addresses.
 #[test]
 fn two_names_of_one_server_do_not_vote_twice() {
     let server = server();
@@ -195,7 +195,7 @@ fn threads_may_make_the_first_call_together() {
     }
 }
 
-/// Only the leader of the waiting threads sends requests and gets errors.
+/// Of the waiting threads, only one (the leader) sends requests and gets errors.
 #[test]
 fn an_absent_server_is_not_hammered() {
     bound();
@@ -221,9 +221,9 @@ fn an_absent_server_is_not_hammered() {
         })
         .collect();
     waits.into_iter().for_each(Running::join);
-    // One leader asks ten times a second. Each time the leader opens a connection, and opens
-    // another one when that connection is cut off. The client's background threads ask less and
-    // less often.
+    // The leader sends ten requests a second. For each request it opens a connection, and a second
+    // connection when the first is cut off. The client's background threads connect less and less
+    // often.
     let count = count.load(Ordering::SeqCst);
     assert!((2..150).contains(&count), "{count}");
 }

@@ -47,7 +47,8 @@ fn holds_outlast_a_new_password_and_the_end_of_all_connections() {
     }
 }
 
-/// The client listens with the new password, so the waiter need not wait for its next request.
+/// The client subscribes with the new password, so the waiter gets its grant by a message, before
+/// its next request.
 #[test]
 fn a_waiter_hears_of_its_grant_after_a_new_password_and_the_end_of_the_subscription() {
     let server = server();
@@ -140,8 +141,8 @@ fn replies_are_in_order_while_connections_are_given_new_credentials() {
     threads.into_iter().for_each(Running::join);
 }
 
-/// A user's function may fail, panic or never return. No hold and no thread depends on such a
-/// function.
+/// The user's function for credentials may fail, panic or never return. No hold and no thread
+/// depends on it.
 #[test]
 fn code_that_fails_panics_or_hangs_is_an_outage_and_no_more() {
     let server = server();
@@ -170,7 +171,8 @@ fn code_that_fails_panics_or_hangs_is_an_outage_and_no_more() {
     ] {
         mode.store(now, Ordering::SeqCst);
         Vault::hang_up(slice::from_ref(&server));
-        // If a panic is printed slowly, the call first counts as one that did not return in time.
+        // If the panic is printed slowly, the first error says that the function did not return in
+        // time.
         let error = wait_for_error(&client, said);
         assert!(error.is_transient(), "{error:#}");
         mode.store(0, Ordering::SeqCst);

@@ -39,7 +39,7 @@ fn refused(url: &str, within: Duration) -> Error {
     builder.connect().map(drop).unwrap_err()
 }
 
-// Connections that clients leave behind.
+// The following tests are about connections that clients leave behind.
 
 #[test]
 fn clients_that_come_and_go_leave_nothing_behind() {
@@ -61,7 +61,7 @@ fn server_keys(server: &Server) -> u64 {
     redis::cmd("DBSIZE").query(&mut server.connection()).unwrap()
 }
 
-// A user without rights, and a process that is stopped.
+// The following tests have a user without rights, and a process that is stopped.
 
 /// Without `INFO`, the client cannot find out whether a connection leads to another run of the
 /// server.
@@ -123,7 +123,7 @@ fn a_process_that_is_stopped_while_it_waits_finds_the_reply() {
     });
 }
 
-// Other programs in a server's place.
+// In the following tests, another program runs in place of a server.
 
 /// However many calls wait for one connection to a silent server, each call gets its error in time.
 #[test]

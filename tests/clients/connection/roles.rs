@@ -29,14 +29,14 @@ fn a_hold_is_renewed_where_the_address_leads_to_now() {
     proxy.lead_to(&new);
     wait_renewed(&new, "moved");
     assert!(guard.is_held() && !lost.load(Ordering::SeqCst));
-    // The lane still leads to the old master, so the client sends the release again over a
-    // connection to the new master.
+    // The shared connection still leads to the old master, so the client sends the release again
+    // over a connection to the new master.
     drop(guard);
     wait_free(&new, "moved", SOON);
 }
 
-/// When the client reads the old server's reply, it has already asked the new server which holds
-/// are gone.
+/// The client reads the old server's reply only after it has queried the new server for leftover
+/// holds.
 #[test]
 fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
     if !has_own_process() {
@@ -79,7 +79,8 @@ fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
         wait_free(&old, "given back", SOON);
         proxy.lead_to(&new);
         proxy.cut_matching("SUBSCRIBE");
-        // The client checks the hold that it has, and then those that are gone.
+        // The client checks the hold that it has, and then queries the new server for leftover
+        // holds.
         wait_until("the new one is asked", SOON, || Commands::so_far(&new).of("eval") > 1);
         // The new server has answered, and the client has read the answer.
         wait_idle("redlatch-renew");
@@ -130,8 +131,8 @@ fn a_replica_is_asked_once_and_then_the_address_anew() {
     lock.lock().unwrap().unlock().unwrap();
 }
 
-/// The old master lives on and closes no connection. The new master counts only its own listeners,
-/// so it would count a waiter that listens at the old master as dead.
+/// The old master lives on and closes no connection. The new master knows only its own subscribers,
+/// so it would treat a waiter that has subscribed at the old master as dead.
 #[test]
 fn a_waiter_listens_where_the_address_leads_to_now() {
     let (old, new) = (server(), server());
@@ -205,7 +206,7 @@ fn a_release_that_a_replica_refuses_opens_few_connections() {
     wait_free(&server, "demoted", SOON);
 }
 
-/// The replica was the master before. The new master may have holds that the replica does not have.
+/// The replica was the master before. The new master may have holds that the replica lacks.
 #[test]
 fn a_release_of_a_hold_that_a_replica_does_not_know_goes_on_to_the_master() {
     let (server, master) = (server(), server());

@@ -14,7 +14,8 @@ impl Signals {
     fn start() -> Self {
         use rustix::process::{Pid, Signal, kill_process};
 
-        // As in most programs, system calls continue after the signal handler.
+        // As in most programs, the system restarts interrupted system calls after the signal
+        // handler.
         let noticed = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(signal_hook::consts::SIGUSR1, noticed).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
@@ -41,8 +42,8 @@ impl Drop for Signals {
     }
 }
 
-/// Signals only make a call slower. Signals cause no error, and no connection is opened again. (The
-/// test has its own process, because all threads receive the signals.)
+/// Signals only make a call slower: they cause no error and no new connection. The test has its own
+/// process, because all threads of the process receive the signals.
 #[cfg(target_os = "linux")]
 #[test]
 fn signals_interrupt_no_call() {
@@ -78,7 +79,7 @@ fn signals_interrupt_no_call() {
                 let guard = shared.lock().unwrap();
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                 inside.fetch_sub(1, Ordering::SeqCst);
-                // A wait on the condition releases the lock and takes it again.
+                // The wait on the condition has released the lock, so this thread can notify it.
                 changed.notify_all().unwrap();
                 let _ = changed.wait_for(&guard, UNIT / 50).unwrap();
                 drop(guard);
@@ -97,9 +98,9 @@ fn signals_interrupt_no_call() {
             .collect();
         threads.into_iter().for_each(Running::join);
     };
-    // This opens the connections that a client opens only when it needs them. The connection for
-    // messages opens when a thread waits. The connection for renewals opens when a lock that was
-    // granted by a message is raised to its lease.
+    // This call opens the connections that a client opens only when it needs them. The connection
+    // for messages opens when a thread waits. The connection for renewals opens when a lock that
+    // was granted by a message gets its full lease.
     run(20);
     for (one, other) in [(0, 1), (1, 0)] {
         let guard = clients[one].reentrant_lock("waited for").lock().unwrap();
@@ -114,7 +115,7 @@ fn signals_interrupt_no_call() {
         guard.unlock().unwrap();
         waiter.join();
     }
-    // A machine that stands still may also break a connection. In that case the test tries again.
+    // If the machine stands still, a connection may break, too. Then the test tries again.
     wait_until("connections are kept", SOON, || {
         let before = opened(&server);
         let signals = Signals::start();

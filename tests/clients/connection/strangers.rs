@@ -37,7 +37,7 @@ pub(super) struct Stranger {
 }
 
 impl Stranger {
-    /// Calls `answer` for each connection. `answer` reads the client's commands and answers them.
+    /// Calls `answer` for each connection. `answer` reads the client's commands and sends replies.
     pub(super) fn start(answer: impl Fn(&mut TcpStream, &AtomicBool) + Send + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -119,7 +119,7 @@ fn a_server_with_one_answer_to_everything_is_no_redis() {
     }
 }
 
-/// Returns this version's replies to a client's first questions. The connection gets no name.
+/// Returns this version's replies to a client's first commands. The connection gets no name.
 pub(super) fn greeting(version: &str) -> String {
     let info = format!("redis_version:{version}\r\n");
     let refusals = "-ERR unknown command 'CLIENT'\r\n".repeat(3);

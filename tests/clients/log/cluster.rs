@@ -26,8 +26,8 @@ fn the_move_of_a_held_locks_slot_is_logged_as_one_warning() {
     guard.unlock().unwrap();
 }
 
-/// One client uses sharded channels and the other does not. No message wakes the other client,
-/// although no command fails.
+/// One client uses sharded channels and the other does not. No command fails, but no message of one
+/// client wakes the other.
 #[test]
 fn clients_of_a_cluster_with_other_channels_are_one_warning() {
     if !has_own_process() {
@@ -52,12 +52,12 @@ fn clients_of_a_cluster_with_other_channels_are_one_warning() {
         spawn(move || semaphore.acquire_cancellable(&token).map(drop).unwrap_err().kind())
     };
     let beside_another_kind = |sharded, name: &str| {
-        // Redisson listens to the other of the name's two channels: the plain or the sharded
-        // channel.
+        // A name has a plain and a sharded channel. Redisson subscribes to the channel that the
+        // client does not use.
         let (client, token) = (connect(sharded), CancelToken::new());
         let waiting = wait(&client, name, &token);
         waiting.wait_asleep();
-        // Time must pass here: the waiter asks every few seconds.
+        // Time must pass here, because the waiter sends a request only every few seconds.
         thread::sleep(UNIT * 40);
         assert_eq!(lines(&client), []);
         let mut redis = cluster.home(name).connection();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// If each lost hold were a line, the first thousand lines would hide all other lines.
+/// If each lost hold had its own line, the first thousand such lines would fill the queue of lines.
 #[test]
 fn ten_thousand_lost_holds_are_logged_as_one_line() {
     const HOLDS: usize = 10_000;
@@ -25,7 +25,7 @@ fn ten_thousand_lost_holds_are_logged_as_one_line() {
     wait_until("all are lost", SOON, || lost.load(Ordering::SeqCst) == HOLDS);
     let lines = || LOGGER.lines(" lost: ");
     wait_until("it is said", SOON, || !lines().is_empty());
-    // If more lines came, they would come within this time.
+    // Any further lines would come within this time.
     thread::sleep(UNIT * 5);
     let lines = lines();
     // If the machine stands still in the meantime, there may be up to three lines.
@@ -71,7 +71,7 @@ fn a_lease_that_ran_out_says_why() {
     assert!(error.contains("refused") || error.contains("reset"), "{error}");
 }
 
-/// Opening a connection may take longer than the end of the client waits.
+/// An attempt to connect may take longer than the shutdown of the client waits.
 #[test]
 fn a_release_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
     const NAMES: usize = 20;
@@ -93,7 +93,7 @@ fn a_release_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
                 (lock.lock().unwrap(), semaphore.acquire().unwrap())
             })
             .collect();
-        // The next caller opens a connection, which takes the longest possible time.
+        // The next caller opens a connection, which takes the full connect timeout.
         proxy.freeze();
         proxy.cut_all();
         let calls: Vec<_> = (0..connections * 2)

@@ -26,8 +26,8 @@ fn busy_client(server: &Server, url: &str) -> Client {
     busy(server, impatient(url), RENEWED)
 }
 
-/// Does the same as [`busy_client`], but the client waits for replies for longer than a busy
-/// machine delays them. (For replies to renewals, this wait is a sixth of the lease.)
+/// Like [`busy_client`], but the client waits for replies for longer than a busy machine delays
+/// them. The wait for the reply to a renewal is a sixth of the lease.
 fn patient_busy_client(server: &Server) -> Client {
     let patient = impatient(&server.url()).response_timeout(SOON).connect_timeout(SOON);
     busy(server, patient, RENEWED * 4)
@@ -52,12 +52,12 @@ fn an_outage_is_one_warning_and_its_end_is_one_line() {
     }
     LOGGER.install();
     let server = server();
-    // The client does not use the server's port: another server may take that port while this
-    // server is down.
+    // The client connects to a unix socket, because another server may take this server's port
+    // while this server is down.
     let client = busy_client(&server, &server.unix_url());
     for round in 1..=2 {
         server.kill();
-        // Many threads meet the outage, on all connections.
+        // Many threads notice the outage, on all connections.
         let threads: Vec<_> = (0..16)
             .map(|at| client.reentrant_lock(&format!("name:{at}")))
             .map(|lock| spawn(move || assert!(lock.lock().is_err())))
@@ -68,7 +68,7 @@ fn an_outage_is_one_warning_and_its_end_is_one_line() {
         client.reentrant_lock("again").lock().unwrap().unlock().unwrap();
         wait_outages(2 * round);
     }
-    // If more lines came, they would come within this time.
+    // Any further lines would come within this time.
     thread::sleep(UNIT * 3);
     let lines = outages();
     let levels: Vec<_> = lines.iter().map(|(level, _)| *level).collect();
@@ -181,16 +181,16 @@ fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
     clients.iter().for_each(lock);
     old.kill();
     for client in &clients {
-        // This call makes the client ask the server while the old master is down and the replica is
-        // not the master yet.
+        // This call sends a request while the old master is down and the replica is not the master
+        // yet.
         let _late = client.reentrant_lock("moved").try_lock();
     }
     cluster.wait_taken_over(slot, old);
     clients.iter().for_each(lock);
     let lines = || LOGGER.lines("no longer asks the server");
     wait_until("the end is told", SOON, || !lines().is_empty());
-    // The client does not ask the old server again, and the log gets no further line about this
-    // server.
+    // The client sends no further request to the old server, and the log gets no further line about
+    // it.
     thread::sleep(UNIT * 40);
     wait_outages(1);
     let lines = lines();

@@ -27,7 +27,7 @@ fn another_number_of_permits_than_a_handle_wants_is_said_once() {
     let line = "a handle wants 5 permits of \"pool 1\", but 6 are free: nothing was changed";
     assert_eq!(said(), [(Level::Warn, line.to_owned())]);
 
-    // The size of an expirable semaphore is known even while permits are out.
+    // The size of an expirable semaphore is known even while permits are taken.
     LOGGER.install();
     let other = Client::connect(&server.url()).unwrap();
     for (at, size) in [5, 4].into_iter().enumerate() {
@@ -90,7 +90,7 @@ fn permits_that_no_program_has_set_are_said_at_once_with_their_number() {
         let lines = said(client);
         assert!(lines.len() == 1 && lines[0].1.contains(wants), "{lines:?}");
     }
-    // There is no line if all permits are out.
+    // There is no line if all permits are taken.
     let client = Client::connect(&server.url()).unwrap();
     let (pool, expirable) = (client.semaphore(pool), client.expirable_semaphore(expirable));
     assert!(pool.try_set_permits(1).unwrap() && expirable.try_set_permits(1).unwrap());

@@ -65,7 +65,8 @@ fn a_release_without_its_message_is_logged_once() {
     }
     LOGGER.install();
     let server = server();
-    // The second copy finds the release done, and does not show whether listeners were informed.
+    // The second copy of a release finds the permits given back. Its reply does not show whether
+    // subscribers got the message of the first copy.
     let proxy = Proxy::before(&server);
     let client = Client::connect(&proxy.url()).unwrap();
     assert!(client.semaphore("semaphore").try_set_permits(1).unwrap());
@@ -96,7 +97,7 @@ fn a_release_without_its_message_is_logged_once() {
                 "read" => both.reader().lock().unwrap().unlock().unwrap(),
                 _ => both.writer().lock().unwrap().unlock().unwrap(),
             }
-            // If the right had been missing from the beginning, nothing would have been granted.
+            // A client that lacks the right from the beginning gets no grant.
             if round == 0 {
                 user.set(&["-publish"]);
             }

@@ -56,7 +56,7 @@ fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
     }
 }
 
-/// Other threads also wait for the name, and one of them asks for the reason. The log already has a
+/// Other threads also wait for the name, and one of them queries the reason. The log already has a
 /// line about the name.
 #[test]
 fn a_thread_that_holds_another_lock_is_named_in_a_crowd() {
@@ -84,7 +84,8 @@ fn a_thread_that_holds_another_lock_is_named_in_a_crowd() {
     assert_eq!(said().len(), 1, "{:?}", said());
 }
 
-/// Long waits for a latch are normal, but not if other threads wait for the waiting thread.
+/// A long wait for a latch is normal, but it is reported if other threads wait for a lock of the
+/// waiting thread.
 #[test]
 fn a_long_wait_for_a_latch_is_said_if_its_thread_holds_a_lock() {
     if !has_own_process() {
@@ -186,7 +187,8 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
         });
         waits
     });
-    // The waits for a latch and an election last as long, but such long waits are normal.
+    // The waits for a latch and an election take equally long, but long waits of these kinds are
+    // normal.
     let latch = second.count_down_latch("latch");
     assert!(latch.try_set_count(1).unwrap());
     let (open, leads) = (latch.clone(), second.leader_election("leads"));

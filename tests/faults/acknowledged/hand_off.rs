@@ -11,7 +11,7 @@ fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
     const TIMES: usize = 12;
     let pair = Pair::start(UNIT / 20);
     let pair = Arc::new(pair);
-    // (Readers have the lock together: see below.)
+    // Readers have the lock together: another test checks them.
     for kind in KINDS.into_iter().filter(|kind| *kind != "read") {
         let inside = Arc::new(AtomicBool::new(false));
         let client = || pair.patient().connect().unwrap();
@@ -39,8 +39,8 @@ fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
     }
 }
 
-/// A grant to one reader is also a grant to all readers behind it. Each of these readers must
-/// itself wait for the replica.
+/// A grant to one reader is also a grant to all readers directly behind it. Each of these readers
+/// must wait for the replica itself.
 #[test]
 fn readers_that_are_let_in_together_are_all_on_the_replica() {
     let pair = Pair::start(UNIT / 20);
@@ -97,8 +97,8 @@ fn a_grant_by_message_that_no_replica_has_is_none() {
     }
 }
 
-/// If too few replicas have a grant, the process passes the lock to the next waiter at once, and
-/// not only at the end of the lease.
+/// If too few replicas have a grant, the process gives the lock to the next waiter at once, and
+/// does not wait for the end of the lease.
 #[test]
 fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
     let pair = Pair::start(Duration::ZERO);
@@ -111,8 +111,8 @@ fn a_waiter_behind_one_that_replicas_failed_gets_the_lock() {
         let first = lock_of(&impatient, kind, "behind", None);
         let first = spawn(move || first.lock().map(drop).unwrap_err());
         wait_behind(&pair, kind, &name, 1, &first);
-        // (For a read lock, the second waiter is a writer: a second reader would be granted the
-        // lock together with the first.)
+        // For a read lock, the second waiter is a writer, because a second reader would get the
+        // lock together with the first.
         let second = barrier(&patient, kind, "behind");
         let second = spawn(move || second.lock().unwrap().unlock().unwrap());
         wait_behind(&pair, kind, &name, 2, &second);
@@ -158,8 +158,8 @@ fn a_reader_that_joins_a_hold_waits_for_the_replica_too() {
     assert!(pair.is_free("beside"));
 }
 
-/// The second copy is sent over a connection that has written nothing, and finds that the owner
-/// already has the lock.
+/// The second copy of a request is sent over a connection that has written nothing, and finds that
+/// the owner already has the lock.
 #[test]
 fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() {
     let pair = Pair::start(Duration::ZERO);
@@ -187,14 +187,15 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
     }
 }
 
-/// Until 7.0, Redis also counts the writes of other connections that this connection has seen.
-/// Redis guarantees this only for the connection's own writes.
+/// Up to 7.0, Redis's WAIT also covers writes of other connections that a connection has seen.
+/// Redis guarantees only that WAIT covers the connection's own writes.
 #[test]
 fn a_hold_that_is_found_is_written_anew() {
     let pair = Pair::start(Duration::ZERO);
     let client = || pair.patient().connect().unwrap();
     let (ours, theirs) = (client(), client());
-    // The lease is shorter than a provisional lease, so nothing makes it longer.
+    // The lease is shorter than the first lease of a grant by message, so no renewal makes it
+    // longer.
     let lease = UNIT * 15;
     for kind in KINDS {
         let first = barrier(&ours, kind, "anew");

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A renewal waits for replicas for a twenty-fourth of the lease. With this lease, even a busy
-/// machine has enough time to answer.
+/// machine acknowledges in time.
 const LEASE: Duration = Duration::from_millis(60 * UNIT.as_millis() as u64);
 
 #[test]

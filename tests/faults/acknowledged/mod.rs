@@ -277,7 +277,7 @@ fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
             .collect();
         let permits = client.semaphore("permits");
         waiters.push(("permits", spawn(move || permits.acquire().map(drop))));
-        // Time must pass here: by then each wait has met the outage.
+        // Time must pass here, so that each wait notices the outage.
         thread::sleep(WITHIN * 3);
         if let Some(ended) = waiters.iter().position(|(_, waiter)| waiter.is_finished()) {
             let (kind, waiter) = waiters.swap_remove(ended);
@@ -315,7 +315,7 @@ fn waiters_of_one_process_hear_of_a_silent_replica_together() {
         .collect();
     waiters.iter().for_each(Running::wait_asleep);
     pair.replica.pause();
-    // The turn is over, so the process gives the lock back to the server.
+    // The turn of the process is over, so the process gives the lock back to the server.
     let begun = Instant::now();
     guard.unlock().unwrap();
     waiters.into_iter().for_each(|waiter| too_few(&waiter.join()));
@@ -331,22 +331,24 @@ fn waiters_of_one_process_hear_of_a_silent_replica_together() {
 fn a_refused_request_waits_for_no_replica() {
     let pair = Pair::start(Duration::ZERO);
     let (holder, patient) = (client(&pair.master), pair.patient().connect().unwrap());
-    // (A fair lock's refusal is a number, and its script may also grant the lock to others.)
+    // A fair lock is left out: its refusal is a number, and its script may also grant the lock to
+    // others.
     for kind in KINDS.into_iter().filter(|kind| *kind != "fair") {
         let (lock, barrier) =
             (lock_of(&patient, kind, "refused", None), barrier(&holder, kind, "refused"));
-        // The first call asks for rights. After the second, the server knows the script.
+        // The first call checks the rights. After the second call, the server knows the script.
         lock.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
         lock.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
         pair.cut_off(true);
         let guard = barrier.lock().unwrap();
         let begun = Instant::now();
         assert!(lock.try_lock().unwrap().into_option().is_none());
-        // If the client waited for a replica here, the call would take a minute.
+        // With a wait for a replica, the call would take a minute.
         assert!(begun.elapsed() < SOON, "{kind}: {:?}", begun.elapsed());
         guard.unlock().unwrap();
         pair.cut_off(false);
-        // The late reply to the server's WAIT must not be read as another command's reply.
+        // If the client had sent a WAIT, its late reply must not be taken for the reply to this
+        // call.
         lock.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
     }
 }
@@ -388,8 +390,8 @@ fn one_question_serves_all_threads_that_ask_together() {
     assert!(waits as usize <= THREADS * TIMES / 4, "{waits} for {} locks", THREADS * TIMES);
 }
 
-/// Each server of a quorum has its own time limit. The time for which the client waits for the
-/// replicas of a server must not count twice.
+/// Each server of a quorum has its own time limit, which must include the wait for the server's
+/// replicas only once.
 #[test]
 fn a_silent_server_of_a_quorum_costs_the_time_for_replicas_once() {
     const WITHIN: Duration = Duration::from_millis(20 * UNIT.as_millis() as u64);

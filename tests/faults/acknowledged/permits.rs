@@ -120,7 +120,7 @@ fn permits_that_were_asked_for_twice_count_for_the_second_connection() {
     let error = leases.acquire().map(drop).unwrap_err();
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
     assert_eq!(way.fired(), fired + 2);
-    // (See above: Redis 7.0 would count writes of other connections.)
+    // Redis 7.0 would also count writes of other connections: see above.
     let written = |name| Commands::so_far(&pair.master).of(name) - before.of(name);
     assert!(written("set") >= 3, "taken, found, and given back: {}", written("set"));
     assert!(written("decrby") >= 3, "taken by both, and found: {}", written("decrby"));

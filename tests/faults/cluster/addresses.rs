@@ -1,4 +1,4 @@
-//! Servers that announce addresses at which clients cannot reach them.
+//! Servers that announce addresses that clients cannot reach.
 
 use std::sync::Mutex;
 

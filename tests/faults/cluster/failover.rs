@@ -14,7 +14,7 @@ fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
         let args = ["SET", "cluster-require-full-coverage", "no"];
         redis::cmd("CONFIG").arg(&args).exec(&mut server.connection()).unwrap();
     }
-    // The client first asks the server that answered last.
+    // The client first queries the server that answered last.
     let url = |port| format!("redis-cluster://127.0.0.1:{port}");
     let connect = |url: &str| Client::builder(url).watchdog_timeout(LONG).connect();
     let client = connect(&url(left.port())).unwrap();
@@ -36,7 +36,7 @@ fn a_server_that_is_cut_off_from_its_cluster_is_not_believed() {
     let cluster = with_replicas();
     let slot = cluster.slot("cut off");
     let old = cluster.owner(slot);
-    // The client first asks the server that answered last.
+    // The client first queries the server that answered last.
     let url = format!("redis-cluster://127.0.0.1:{}", old.port());
     let client = Client::builder(&url).watchdog_timeout(LONG).connect().unwrap();
     let lock = client.reentrant_lock("cut off");
@@ -64,7 +64,7 @@ fn a_master_dies_and_its_replica_takes_over() {
     // Only the old master knows this lock.
     let guard = clients[0].reentrant_lock(&format!("{{{name}}}:lost")).lock().unwrap();
     wait_until("the replica has it", SOON, || {
-        // WAIT waits for the last write of its own connection.
+        // WAIT waits only for the last write of its own connection.
         let mut redis = old.connection();
         let _: () = redis.set(format!("{{{name}}}:later"), 1).unwrap();
         let waited: i64 = redis::cmd("WAIT").arg(1).arg(100).query(&mut redis).unwrap();
@@ -200,7 +200,7 @@ fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
     for (name, waiter) in names[3..].iter().zip(waiters) {
         let (got, ended) = waiter.join();
         let error = got.unwrap_err();
-        // The wait tries for its whole time, and does not pause beyond its end.
+        // The call tries for its whole time, and does not sleep beyond its end.
         assert!(ended >= 3 * crate::common::IMPATIENT, "{name} ended after {ended:?}: {error:#}");
         if *name == "ended token" {
             assert_eq!(error.kind(), ErrorKind::Cancelled, "{name}: {error:#}");
@@ -215,7 +215,7 @@ fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
     }
 }
 
-/// The end of the client does not count as the end of the wait's time.
+/// The call must report the end of the client, and not the end of its own time.
 #[test]
 fn a_limited_wait_of_a_client_that_is_shut_down_says_so() {
     let cluster = cluster();
@@ -244,7 +244,7 @@ fn a_hold_is_renewed_once_the_system_can_start_threads_again() {
     let lock = client.reentrant_lock("held");
     let guard = without_room_for_threads(|| {
         let guard = lock.lock().unwrap();
-        // By then the first renewal is due, whose thread cannot be started.
+        // Time must pass here, so that the first renewal is due. Its thread cannot be started.
         thread::sleep(lease / 2);
         guard
     });

@@ -64,7 +64,7 @@ fn a_hold_of_the_first_call_is_renewed_and_handed_on() {
     let name = &names(&cluster)[1];
     let client = Client::builder(&cluster.url()).watchdog_timeout(RENEWED).connect_lazy().unwrap();
     let guard = client.reentrant_lock(name).lock().unwrap();
-    // The leases must run for this time.
+    // Time must pass here, because the test measures leases.
     thread::sleep(RENEWED * 3 / 2);
     assert_eq!(guard.state(), HoldState::Held);
     let waiter = self::client(&cluster).reentrant_lock(name);

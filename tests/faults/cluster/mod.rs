@@ -44,7 +44,7 @@ fn with_replicas() -> Cluster {
 /// Returns two clients, one for each protocol. The two clients use sharded channels, or neither of
 /// them does.
 fn clients(cluster: &Cluster, sharded: bool) -> [Client; 2] {
-    // In the second client's protocol, messages differ from replies.
+    // In RESP3, the second client's protocol, messages and replies have different types.
     ["2", "3"].map(|protocol| {
         Client::builder(&format!("{}?protocol={protocol}", cluster.url()))
             .watchdog_timeout(LONG)
@@ -309,7 +309,7 @@ impl Contest {
         contest
     }
 
-    /// Waits for this number of further turns. If a holder did not know of its hold, it would keep
+    /// Waits for this number of further turns. A holder that did not know of its hold would keep
     /// the lock for a minute.
     fn go_on(&self, turns: usize) {
         let until = self.turns.load(Ordering::SeqCst) + turns;

@@ -137,11 +137,11 @@ fn a_waiter_of_any_kind_is_woken_after_its_slot_has_moved() {
             let listens = |server| waiters.len() == heard(server).len();
             wait_until("each listens", SOON, || listens(from));
             cluster.move_slot(slot, to);
-            // If messages go to all servers, no server reports the slot's move, and a poll finds
-            // the new server.
+            // If the channels are not sharded, no server reports the slot's move, and the client
+            // finds the new server at its next request.
             wait_until("each listens at the new server", SOON, || listens(to));
             let begun = Instant::now();
-            // A waiter whose client listens again has asked once more, or does so now.
+            // A waiter whose client has subscribed again has sent another request, or does so now.
             waiters.iter().for_each(crate::common::Running::wait_queued);
             guard.unlock().unwrap();
             fair.unlock().unwrap();
@@ -153,7 +153,7 @@ fn a_waiter_of_any_kind_is_woken_after_its_slot_has_moved() {
     }
 }
 
-/// When the client ends, it has not noticed the move.
+/// The client has not noticed the move when it ends.
 #[test]
 fn releases_at_the_end_of_a_client_reach_the_new_home_of_their_slot() {
     let cluster = cluster();

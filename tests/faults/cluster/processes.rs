@@ -52,8 +52,8 @@ fn nothing_stays_at_a_server_that_has_lost_its_slots() {
     wait_until("the old one's threads end", SOON, || threads() == 2);
     let asked = others.reentrant_lock("{left}:waited");
     wait_until("nobody is connected there but this test", SOON, || {
-        // Until the next renewal, a client that sends no request does not notice that the slot
-        // moved. The new master has all keys of the old master, so no key has changed.
+        // Until its next renewal, a client that sends no request does not notice that the slot
+        // moved, because no key has changed: the new master has all keys of the old master.
         assert!(asked.is_locked().unwrap());
         has(old, "pubsub") == 0 && has(old, "normal") == 1
     });

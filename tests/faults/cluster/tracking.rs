@@ -1,4 +1,4 @@
-//! Each server tracks the holds under its keys.
+//! Each server of a cluster tracks the keys of its own slots.
 
 use super::*;
 

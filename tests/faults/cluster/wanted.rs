@@ -24,8 +24,8 @@ fn a_holder_hears_at_the_server_of_its_slot() {
                 spawn(move || waiter.try_lock_for(UNIT * 20).unwrap().into_option().is_some());
             wait_until("the holder hears", SOON, || calls.load(Ordering::SeqCst) >= times);
             assert!(guard.is_wanted() && !waits.join());
-            // When the new server has confirmed the holder's channel, the holder asks again, and no
-            // thread waits.
+            // When the new server has confirmed the holder's channel, the holder sends a query,
+            // whose reply says that no thread waits.
             let slot = cluster.slot(&name);
             cluster.move_slot(slot, cluster.another(slot));
             wait_until("it is wanted no longer", SOON, || !guard.is_wanted());

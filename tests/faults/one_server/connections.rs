@@ -81,9 +81,9 @@ fn killed_connections_in_the_middle_of_contention_cost_no_grant() {
     let mut random = Random::new();
     let mut redis = server.connection();
     for round in 0..60 {
-        // After each kill, all threads get the lock, and no call meets two kills. First each client
-        // sends a command, so that it notices the kill: its threads may pass the lock to each other
-        // for some time without a command.
+        // After each kill, all threads must get the lock. No call may be hit by two kills, so each
+        // client first sends a command and notices the kill. Without this, its threads could pass
+        // the lock to each other for some time without a command.
         for client in &clients {
             client.reentrant_lock("contended").is_locked().unwrap();
         }
@@ -152,8 +152,8 @@ fn a_message_that_comes_while_the_last_try_is_under_way_is_heard() {
         let client = client.connect().unwrap();
         warm_up(&client);
         hold_as_redisson(&mut redis, "between", LONG);
-        // The second request for the lock comes after the subscription. The reply to this request,
-        // "busy", is in flight when the message comes.
+        // The second request for the lock is sent after the subscription. Its reply, "busy", is in
+        // flight when the message comes.
         let tries = AtomicU64::new(0);
         proxy.on(Direction::Request, 1, Action::HoldReply, move |bytes| {
             let acquire = takes(bytes) && contains(bytes, "between");
@@ -192,7 +192,8 @@ fn a_waiter_whose_subscription_is_dead_and_open_finds_out_by_asking() {
     // The message and all later bytes are lost.
     proxy.on_reply("message", Action::Silence);
     release_as_redisson(&mut redis, "half open", &channel("half open"));
-    // The slow poll ends the wait. Without it, the thread would wait for ever.
+    // The waiter's next request ends the wait. Without this request, the thread would wait for
+    // ever.
     waiter.join();
 }
 
@@ -240,7 +241,7 @@ fn a_far_server_costs_no_connection_for_each_drop() {
     let before = connections();
     for _ in 0..5 {
         drop(lock.lock().unwrap());
-        // Time must pass here: the reply is in flight, and a thread waits for it.
+        // Time must pass here, so that the reply is in flight and a thread waits for it.
         thread::sleep(UNIT * 3);
     }
     let opened = connections() - before;

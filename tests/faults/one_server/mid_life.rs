@@ -19,8 +19,7 @@ struct Kind {
     /// every client.
     rows: &'static [&'static str],
     make: Make,
-    /// Makes the lock of the other clients. Each of these locks and the restricted client's lock
-    /// exclude each other.
+    /// Makes the lock of the other clients, which excludes the restricted client's lock.
     other: Make,
 }
 
@@ -47,8 +46,8 @@ const KINDS: [Kind; 6] = [
 
 /// The lease of the restricted client, except in [`When::Waits`].
 const SHORT: Duration = Duration::from_millis(300);
-/// The lease of the other clients. The lease is longer than a provisional lease, so a renewal
-/// extends a hold that was granted by a message.
+/// The lease of the other clients. It is longer than the first lease of a grant by message, so a
+/// renewal must extend such a hold.
 const LONGER: Duration = Duration::from_millis(2_500);
 
 /// Returns the rights to take away: each right of these rows in `docs/operations.md`, some whole
@@ -121,8 +120,8 @@ impl Case {
     fn is_alone(&self, guard: &LockGuard) {
         let got = self.judge.try_lock().unwrap_or_else(|error| panic!("{}: {error}", self.what));
         if let Taken(got) = got {
-            // (The guards are read one after the other. If both report "held", both were held at
-            // the moment between the two reads.)
+            // The guards are read one after the other. If both report "held", both were held at a
+            // moment between the two reads.
             assert!(!(guard.is_held() && got.is_held()), "{}: two holders", self.what);
         }
         self.ends();
@@ -184,8 +183,8 @@ impl Case {
         }
     }
 
-    /// Waits until this number of waiters wait. (A reader gets the lock before a writer whose
-    /// client does not listen yet, and may have ended by then.)
+    /// Waits until this number of waiters wait. A reader may get the lock before a writer whose
+    /// client has not subscribed yet, and may have ended by then.
     fn wait_for(&self, waiters: usize, waiter: &Running<()>, guard: &LockGuard, client: &Client) {
         let what = format!("{}: {waiters} wait, or the lease has ended", self.what);
         wait_until(&what, SOON, || {
@@ -231,7 +230,7 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
         what,
         name,
     });
-    // This call makes the connection check its rights. (On a busy machine a lease may end.)
+    // This call makes the connection check its rights. On a busy machine its lease may end.
     drop(held(&*case.lock));
     let rules = rules.to_vec();
     let mut take_away = move || user.set(&rules.iter().map(String::as_str).collect::<Vec<_>>());
@@ -304,8 +303,8 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
                 let case = Arc::clone(&case);
                 spawn(move || {
                     let guard = held(&*case.lock);
-                    // The test takes the rights away at once, because the script of a release uses
-                    // a shortcut soon after a grant by message.
+                    // Take the rights away at once, because the script of a release takes a shorter
+                    // path soon after a grant by message.
                     take_away();
                     case.unlock(guard);
                 })
@@ -416,7 +415,8 @@ fn a_server_without_memory_releases_and_hands_over_locks_of_each_kind() {
         };
         let in_line = |count, waiter: &Client| {
             wait_until(name, SOON, || first.status(name).unwrap().queue.len() == count);
-            // A reader is granted the lock before a writer whose client does not listen yet.
+            // Wait for the subscription: a reader would get the lock before a writer whose client
+            // has not subscribed yet.
             wait_subscribed(&server, &own_channel(waiter.id()));
         };
         let guard = (kind.make)(first, name).lock().unwrap();

@@ -172,7 +172,8 @@ fn behind(proxy: &Proxy) -> Client {
 
 fn warm_up(client: &Client) {
     let lock = client.reentrant_lock("warm");
-    // The first call asks for rights, so after it the server does not know the script yet.
+    // The first call also checks the rights, with another text of the script. So the server knows
+    // the script only after the second call.
     lock.lock().unwrap().unlock().unwrap();
     let guards = (lock.lock().unwrap(), lock.with_lease(LONG * 2).lock().unwrap());
     guards.0.unlock().unwrap();

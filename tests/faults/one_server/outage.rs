@@ -47,7 +47,7 @@ fn waits(client: &Client, token: Option<&CancelToken>) -> Vec<(&'static str, Wai
     ]
 }
 
-/// Waits until the server has answered the leader of each wait. The waits began during an outage.
+/// Waits until the server has replied to a thread of each wait. The waits began during an outage.
 fn wait_answered(server: &Server) {
     let mut redis = server.connection();
     for queue in [
@@ -101,8 +101,8 @@ impl Kept {
     }
 }
 
-/// The waiters are threads that sleep during the restart, threads that ask during it, and threads
-/// that begin to wait during it.
+/// The waiters are threads that sleep during the restart, that send a request during it, and that
+/// begin to wait during it.
 #[test]
 fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
     bound();
@@ -134,7 +134,7 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
         waiting.push((what, spawn(come)));
     }
     barrier.wait();
-    // Time must pass here: each waiter for a lock asks within this time.
+    // Time must pass here, so that each waiter for a lock sends a request.
     thread::sleep(UNIT * 15);
     for (what, waiter) in &waiting {
         assert!(!waiter.is_finished(), "{what} has not waited");
@@ -144,8 +144,8 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
 
     kept.give_up();
     let guard = notifier.lock().unwrap();
-    // A notification skips a waiter that does not listen yet. The skipped waiter ends its wait when
-    // it next asks.
+    // A notification skips a waiter whose client has not subscribed yet. The skipped waiter ends
+    // its wait at its next request.
     let _heard = change.notify_one().unwrap();
     guard.unlock().unwrap();
     for (what, waiter) in waiting {
@@ -154,8 +154,8 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
     on_condition.join().unwrap();
 }
 
-/// In the first outage, the next thread in the process's queue gets the error from its leader. In
-/// the second outage, this thread is the leader and asks.
+/// In the first outage, the second thread of the process's queue gets the error from the leader,
+/// the thread that sends the requests. In the second outage, this thread is itself the leader.
 #[test]
 fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
     bound();
@@ -170,7 +170,7 @@ fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
     let leaders: Vec<_> = waits(&client, Some(&token)).into_iter().map(start).collect();
     leaders.iter().for_each(|(_, leader)| leader.wait_queued());
     let followers: Vec<_> = waits(&client, None).into_iter().map(start).collect();
-    // Time must pass here: the leaders ask within this time, and again after it.
+    // Time must pass here, so that the leaders send requests during this time and after it.
     thread::sleep(UNIT * 10);
     server.restart_empty();
     wait_answered(&server);
@@ -190,14 +190,14 @@ fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// The leader gets an answer between the outages. The leader is cancelled before the server has
-/// confirmed its channel.
+/// The leader (the thread that sends its process's requests) gets a reply between the outages. It
+/// is cancelled before the server has confirmed its channel.
 #[test]
 fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
     let server = server();
     let proxy = Proxy::before(&server);
     let limit = UNIT * 30;
-    // If the channel were confirmed too late, that would count as an outage, too.
+    // A late confirmation of the channel would also count as an outage.
     let builder = impatient(&proxy.url()).response_timeout(LONG).failover_timeout(limit);
     let latch = builder.connect().unwrap().count_down_latch("latch");
     assert!(latch.try_set_count(1).unwrap());
@@ -212,7 +212,8 @@ fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
     let leader = spawn(move || led.wait_cancellable(&cancelled).unwrap_err());
     leader.wait_queued();
     let follower = spawn(move || followed.wait());
-    // Time must pass here: the leader asks, and the other thread learns of the answer.
+    // Time must pass here, so that the leader sends a request and the other thread notices the
+    // reply.
     thread::sleep(UNIT * 5);
     assert!(begun.elapsed() < limit, "too slow a machine");
     proxy.on_request("redisson_countdownlatch__channel__{latch}", Action::Silence);

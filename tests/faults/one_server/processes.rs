@@ -52,7 +52,7 @@ fn a_holder_that_was_stopped_past_its_lease_finds_it_lost() {
     worker.sigcont();
     let found = worker.expect_line("found", SOON);
     assert_eq!(found, "Lost(LeaseExpired) Err(LeaseLost) Err(LeaseLost)");
-    // Time must pass here: if the child renewed or released, it would have done so by now.
+    // Time must pass here: within it, a wrong child would renew or release the lock.
     thread::sleep(LEASE);
     assert_eq!(holder(&mut server.connection(), "stopped"), held);
     assert!(guard.is_held());
@@ -69,7 +69,7 @@ fn waiters_that_die_or_stop_hold_up_no_other_waiter() {
     let mut workers: Vec<_> = (0..5).map(|_| process("waiter", &server, "queue", LONG)).collect();
     workers.iter_mut().for_each(|worker| drop(worker.expect_line("waits", SOON)));
     wait_in_line(&server, "queue", 5);
-    // The first two waiters listen for Redisson's release.
+    // The first two waiters have subscribed to the message of Redisson's release.
     wait_subscribed(&server, &channel("queue"));
     workers[0].sigkill();
     workers[1].sigstop();

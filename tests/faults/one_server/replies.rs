@@ -116,8 +116,8 @@ fn an_acquire_whose_reply_is_lost_before_the_server_refuses_leaves_no_hold() {
     proxy.on(Direction::Request, 2, Action::LoseReply, move |bytes| {
         let acquire = takes(bytes) && contains(bytes, "refused");
         if acquire && seen.swap(true, Ordering::SeqCst) {
-            // The second request reaches a server that refuses writes. (The lease is shortened
-            // here, so that the script has to write.)
+            // The second request reaches a server that refuses writes. The test shortens the lease,
+            // so that the script has to write.
             let mut redis = redis::Client::open(&*url).unwrap().get_connection().unwrap();
             let () = redis.pexpire("refused", 30_000).unwrap();
             let () = redis::cmd("REPLICAOF").arg(&["127.0.0.1", "1"]).query(&mut redis).unwrap();
@@ -160,8 +160,8 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_no_hold() {
     let client = impatient(&server.url()).connect().unwrap();
     let names: Vec<_> = (0..6).map(|at| format!("stalled:{at}")).collect();
     for _ in 0..3 {
-        // The connections are open and the server knows the script, so all requests are sent. (A
-        // connection's first request also asks for rights, with another script.)
+        // The connections are open and the server knows the script, so all requests are sent. A
+        // connection's first request also checks the rights, with another script.
         for name in names.iter().chain(&names) {
             client.reentrant_lock(name).lock().unwrap().unlock().unwrap();
         }
@@ -224,7 +224,8 @@ fn an_acquire_that_arrives_after_its_copys_release_leaves_no_hold() {
         ("overtaken, fair", Box::new(client.fair_lock("overtaken, fair"))),
     ];
     for (name, lock) in &locks {
-        // The first call asks for rights, so after it the server does not know the script yet.
+        // The first call also checks the rights, with another text of the script. So the server
+        // knows the script only after the second call.
         lock.lock().unwrap().unlock().unwrap();
         lock.lock().unwrap().unlock().unwrap();
         for dropped in [false, true] {
@@ -295,7 +296,7 @@ fn a_forced_unlock_whose_reply_is_lost_is_an_error_and_takes_one_holders_lock() 
     let error = lock.force_unlock().unwrap_err();
     assert_eq!(proxy.fired(), 1);
     is_clear(&error, "forced", "not known");
-    // A question must not get a wrong reply.
+    // This query must not get the reply to another command.
     assert!(!guard.is_held());
     told.recv_timeout(SOON).unwrap();
     // A second forced unlock would take the lock from the new holder.
@@ -530,7 +531,7 @@ fn an_extension_of_unknown_outcome_does_not_keep_an_unlocked_lock() {
     assert_eq!(lock.hold_count(), 1);
     let left = pttl(&mut server.connection(), "unsure");
     assert!(left > i64::try_from((LONG / 2).as_millis()).unwrap(), "the test shows nothing");
-    // The holder counts its lease as valid until the deadline that it knows.
+    // The holder treats its lease as valid until the deadline that it knows.
     wait_until("the first lease ends", SOON, || !outer.is_held());
     assert!(outer.unlock().is_err());
     wait_free(&server, "unsure", SOON);

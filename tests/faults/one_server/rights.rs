@@ -75,7 +75,7 @@ fn the_documented_rights_are_enough_for_the_first_request_of_each_kind() {
     }
 }
 
-/// After the lock's name, the names of a condition's keys contain the condition's name.
+/// The keys of a condition contain the lock's name and then the condition's name.
 #[test]
 fn a_user_of_one_condition_alone_may_wait_for_it() {
     let server = server();
@@ -97,7 +97,7 @@ fn a_user_of_one_condition_alone_may_wait_for_it() {
     }
 }
 
-/// Returns the number of `EVAL` calls so far. A question about rights is sent with a script's text.
+/// Returns the number of `EVAL` calls so far. A check of the rights is sent with a script's text.
 fn texts(server: &Server) -> u64 {
     let stats: String =
         redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
@@ -184,9 +184,9 @@ fn without_the_right_to_set_an_end_no_lock_stays() {
     assert_eq!(pttl(&mut server.connection(), "endless"), -2, "a key has stayed");
 }
 
-/// A release succeeds without the public message that the lock is free, and Redisson's clients find
-/// out later. A message to a redlatch waiter grants the lock, so the release needs the right to
-/// send that message.
+/// A release succeeds without the public message that the lock is free, and Redisson's clients
+/// notice the free lock later. But a message to a redlatch waiter grants the lock, so such a
+/// release needs the right to send the message.
 #[test]
 fn without_the_right_to_publish_a_release_goes_on_unless_a_waiter_must_be_told() {
     let server = server();

@@ -36,7 +36,7 @@ fn waiters_get_the_lock_when_the_servers_data_is_gone() {
         wait_until("the other client's waiters are in", SOON, || {
             waiters.iter().skip(1).step_by(2).all(Running::is_finished)
         });
-        // Another test checks whether the guard reports the loss.
+        // Ignore the result: another test checks whether the guard reports the loss.
         let _ = guard.unlock();
         waiters.into_iter().for_each(Running::join);
     }
@@ -164,8 +164,8 @@ fn a_restart_that_lost_a_hold_is_noticed_though_the_server_was_met_while_loading
         eprintln!("left out: it has never said LOADING");
         return;
     }
-    // The client does not keep a connection that was opened while the server loaded its data. The
-    // next request uses a new connection.
+    // The client closes a connection that was opened while the server loaded its data. This request
+    // uses a new connection.
     assert!(!client.reentrant_lock("other").is_locked().unwrap());
     for _ in &guards {
         assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
@@ -397,7 +397,7 @@ fn a_loading_server_refuses_clearly() {
         let mut loader = server.connection();
         let loading = spawn(move || redis::cmd("DEBUG").arg("RELOAD").exec(&mut loader).unwrap());
         while met.is_none() && !loading.is_finished() {
-            // (`lock` would wait until the server has loaded its data.)
+            // `lock` would wait until the server has loaded its data.
             let tried = lock.try_lock();
             met = tried
                 .and_then(|guard| guard.into_option().map_or(Ok(()), |guard| guard.unlock()))
@@ -494,7 +494,7 @@ fn a_server_that_is_gone_fails_calls_and_waits_and_is_found_again() {
     let error = other.lock().map(drop).unwrap_err();
     assert!(error.kind().is_server_trouble(), "{error}");
     assert!(other.is_locked().unwrap_err().kind().is_server_trouble());
-    // The waiters get their grants at the latest at the slow poll.
+    // Waiters without a message get their grants at their next request.
     for waiter in waiters {
         let error = waiter.join();
         assert!(error.kind().is_server_trouble(), "{error}");

@@ -1,10 +1,10 @@
-//! Sentinels that name servers by addresses at which the client cannot reach them.
+//! Sentinels that report addresses that the client cannot reach.
 
 use std::collections::HashMap;
 
 use super::*;
 
-/// Each Sentinel and each server is behind its own network.
+/// Clients reach each Sentinel and each server only through its own proxy.
 #[test]
 fn a_failover_is_followed_to_where_the_map_says() {
     let sentinels = sentinels();
@@ -30,7 +30,7 @@ fn a_failover_is_followed_to_where_the_map_says() {
     assert_eq!(at(&client), behind(old));
     wait_replicated(&sentinels, "held");
 
-    // After this, the client needs a Sentinel that the first one has named.
+    // After this, the client needs a Sentinel that the first Sentinel has named.
     watchers[&first.port()].refuse();
     watchers[&first.port()].cut_all();
     sentinels.fail_over();

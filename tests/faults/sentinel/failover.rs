@@ -67,7 +67,7 @@ fn once_another_master_is_known_the_old_one_grants_nothing() {
     let sentinels = sentinels();
     let client = client_of(&sentinels);
     let old = sentinels.master();
-    // The lanes, the renewer's connection and the subscriber's connection are all open.
+    // All connections are open: for callers, for renewals and for messages.
     let guard = client.reentrant_lock("held").lock().unwrap();
     let waiting = client.clone();
     let waiter = spawn(move || drop(waiting.reentrant_lock("waited").lock().unwrap()));
@@ -78,8 +78,8 @@ fn once_another_master_is_known_the_old_one_grants_nothing() {
     sentinels.fail_over();
     let new = sentinels.master();
     wait_until("the new one is used", SOON, || {
-        // If the old master granted this lock, the grant may be lost. In that case the release
-        // returns an error.
+        // The old master may have granted this lock, and the grant may then be lost. If so, the
+        // release returns an error.
         let _told = client.reentrant_lock("new").lock().unwrap().unlock();
         Commands::so_far(new).scripts() > 0
     });
@@ -112,8 +112,8 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
         guard.unlock().unwrap();
     }
     assert_eq!(then.len(), 6, "{then:?}");
-    // Other locks are held during the failover. They must stay held, whether by `lock` or by
-    // `try_lock`.
+    // Other locks are held during the failover, taken by `lock` or by `try_lock`. They must stay
+    // held.
     let kept = [locks(&client, "locked"), locks(&client, "tried")].map(|locks| {
         locks.map(|lock| {
             let tried = lock.name().starts_with("tried");
@@ -131,7 +131,7 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
     put_back_on_replicas(&sentinels, &then);
     sentinels.fail_over();
     let takers = locks(&other, "given back").map(|lock| {
-        // (Other readers may have the lock together with a reader.)
+        // For a read lock, try the write lock, because readers may have the lock together.
         let lock: Box<dyn Lock> = match lock.name() {
             name @ "given back read" => Box::new(other.read_write_lock(name).writer().clone()),
             _ => lock,
@@ -181,7 +181,7 @@ fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
     master.kill();
     let error = fails.join().unwrap_err();
     assert!(error.is_transient(), "{error}");
-    // A call that does not wait has its own limit.
+    // A call that does not wait ends at its own limit.
     let error = client.reentrant_lock("now").try_lock().map(drop).unwrap_err();
     assert!(error.is_transient(), "{error}");
     // A waiter with a deadline gets the error that ended its wait.
@@ -288,7 +288,7 @@ fn a_failover_is_found_without_the_sentinels_messages() {
     let lost = losses(&guard);
     wait_replicated(&sentinels, "held");
     keep_from_replicas(&sentinels, "held");
-    // The old master lives on, but gets no request.
+    // The old master still runs, but gets no request.
     sentinels.fail_over();
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
 }
@@ -312,8 +312,8 @@ fn a_fair_waiter_that_replicas_failed_has_one_place_and_still_gets_messages() {
     let (had, go_on) = (mpsc::channel(), mpsc::channel::<()>());
     let waiter = spawn(move || lock.lock().map(|guard| had.0.send(guard.is_held()).unwrap()));
     wait_in_line(1);
-    // The waiter sleeps through the outage. If it asked during the outage, its wait would begin
-    // again, too late.
+    // The waiter sleeps through the outage. If it sent a request during the outage, its wait would
+    // begin again, too late.
     waiter.wait_queued();
     let behind = other.fair_lock("fair");
     let behind = spawn(move || {
@@ -371,7 +371,8 @@ fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
     kept.unlock().unwrap();
 }
 
-/// For each way of giving permits back, only the old master knows the release.
+/// The test gives permits back in several ways. For each way, only the old master knows the
+/// release.
 #[test]
 fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_new_one() {
     let sentinels = sentinels();
@@ -462,7 +463,8 @@ fn count_of(server: &Server, name: &str) -> Vec<(String, String)> {
 }
 
 /// After the failover the program gives back every permit that it still has. The semaphore then has
-/// as many permits as before, although the new master lacked some acquires and some releases.
+/// the same number of permits as before, although the new master lacked some acquires and some
+/// releases.
 #[test]
 fn a_semaphore_is_as_large_after_a_failover_as_before() {
     let sentinels = sentinels();
@@ -535,7 +537,7 @@ fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
         }
         let free = |server: &Server, name: &str| server.connection().get::<_, i64>(name).unwrap();
         let out = told.acquire().unwrap();
-        // A waiting thread makes the client listen, over another connection.
+        // A waiting thread makes the client subscribe, over another connection.
         for server in [&old, &new] {
             hold_as_redisson(&mut server.connection(), "held", LONG);
         }
@@ -565,7 +567,7 @@ fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
     }
 }
 
-/// When the server becomes the master, its memory is full. At that time this client is idle.
+/// When the replica becomes the master, its memory is full. At that time this client is idle.
 #[test]
 fn a_semaphore_is_mended_once_a_master_that_refused_writes_takes_them_again() {
     let (old, new) = (server(), server());
@@ -584,7 +586,7 @@ fn a_semaphore_is_mended_once_a_master_that_refused_writes_takes_them_again() {
     set_most("1");
     proxy.lead_to(&new);
     old.kill();
-    // The client only asks a question, by which it finds the new master.
+    // The client only sends a query, by which it finds the new master.
     let another = client.semaphore("another");
     wait_until("it is there", SOON, || another.available_permits().is_ok());
     wait_until("it is refused", SOON, || {
@@ -597,7 +599,8 @@ fn a_semaphore_is_mended_once_a_master_that_refused_writes_takes_them_again() {
 }
 
 /// Threads take and give back permits all the time. The new master has an earlier state of the
-/// semaphore. When the old master ends, the threads have more or fewer permits than in that state.
+/// semaphore. When the old master ends, the threads have more permits or fewer permits than in that
+/// state.
 #[test]
 fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
     for (then, later) in [(1, 4), (4, 1)] {
@@ -646,7 +649,7 @@ fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
         wait_until(&format!("all are back, from {then} to {later}"), SOON / 2, || {
             free(&new) == Some(40)
         });
-        // Time must pass here: a second release would come late.
+        // Time must pass here, because a second release would come late.
         thread::sleep(UNIT * 5);
         assert_eq!(free(&new), Some(40));
         drop(clients);

@@ -57,7 +57,7 @@ fn a_client_may_start_before_the_sentinels_answer() {
     let waits = spawn(move || lock.lock().unwrap().unlock().unwrap());
     pause(false);
     waits.join();
-    // A grant by message, and another master, are as with any client.
+    // This client gets grants by message and follows a new master, as any client does.
     let held = client_of(&sentinels).reentrant_lock("handed").lock().unwrap();
     let handed = client.reentrant_lock("handed");
     let waits = spawn(move || handed.lock().unwrap().unlock().unwrap());
@@ -128,8 +128,8 @@ fn sentinels_that_are_gone_or_stand_still_are_passed() {
     assert!(begun.elapsed() < SOON / 2, "{:?}", begun.elapsed());
     second.resume();
     drop(client);
-    // The first client's URL named only a Sentinel that is gone now, so that client must know the
-    // others by now.
+    // The first client's URL names only a Sentinel that is gone, so that client must have learned
+    // of the others.
     let client = builder(&sentinels.url_of(&[third.port()])).connect().unwrap();
     third.kill();
     kill_clients(master);
@@ -242,8 +242,8 @@ fn holds_outlast_new_passwords_and_a_failover() {
     }
 }
 
-/// The last search has little time, so often no Sentinel answers. The error must still name the
-/// master.
+/// The last search for the master has little time, so often no Sentinel answers. The error must
+/// still name the master.
 #[test]
 fn a_master_that_cannot_be_reached_is_named_and_no_sentinel() {
     let sentinels = sentinels();

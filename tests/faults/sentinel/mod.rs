@@ -112,7 +112,7 @@ fn wait_replicated(sentinels: &Sentinels, key: &str) {
     }
 }
 
-// Locks after a failover.
+// The following code is for locks after a failover.
 
 /// How a master ends.
 #[derive(Clone, Copy, Debug)]

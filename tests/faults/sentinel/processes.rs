@@ -60,8 +60,8 @@ impl Processes {
         Self { workers, had: Vec::new(), failed: Vec::new() }
     }
 
-    /// Reads until each process has had the lock after `time`. Returns the time at which this is
-    /// true.
+    /// Reads reports until each process has had the lock after `time`. Returns the time at which
+    /// the last process got it.
     fn wait_all_since(&mut self, time: u128) -> u128 {
         let mut first = [None; Self::COUNT];
         let until = Instant::now() + SOON * 2;
@@ -110,7 +110,7 @@ fn fail_over(sentinels: &Sentinels, processes: &mut Processes, end: End) -> [Dur
     let began = now();
     let (begun, switched) = end.of(sentinels);
     let theirs = switched - begun;
-    // If a process had the lock before the switch, the old master had granted it.
+    // If a process had the lock before the switch, it had it from the old master.
     let from = if matches!(end, End::Replaced) { began + theirs.as_micros() } else { began };
     let all = processes.wait_all_since(from);
     let ours = Duration::from_micros(u64::try_from(all.saturating_sub(began)).unwrap());

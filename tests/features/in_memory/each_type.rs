@@ -271,7 +271,7 @@ mod scenario {
         let guard = one.reentrant_lock("deleted").lock().unwrap();
         let (lost, told) = crossbeam_channel::bounded(1);
         guard.on_lost(move |why| lost.send(why).unwrap());
-        // When the hold is 100 ms old, the client asks the server to report changes of the key.
+        // When the hold is 100 ms old, the client makes the server report changes of the key.
         thread::sleep(Duration::from_millis(300));
         assert!(other.reentrant_lock("deleted").force_unlock().unwrap());
         // Without the report, the client would notice the loss at the next renewal, after ten

@@ -17,7 +17,7 @@ fn exactly_as_many_requests_fail_as_asked() {
     let error = lock.try_lock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(!error.is_transient(), "{error}");
-    // A wait does not outlast the outage either.
+    // A call that waits also fails in the outage.
     lock.try_lock_for(LONG).unwrap_err();
     lock.lock().unwrap().unlock().unwrap();
 }
@@ -58,7 +58,7 @@ fn an_outcome_is_unknown_if_the_repeated_requests_reply_is_lost_too() {
     assert_eq!(other.count_down_latch("latch").count().unwrap(), 1);
 }
 
-/// A waiter that gets no message asks again after 0.8 s at the earliest.
+/// A waiter that gets no message sends its next request after 0.8 s at the earliest.
 #[test]
 fn a_waiter_whose_message_is_lost_asks_again() {
     let server = InMemoryServer::new().unwrap();
@@ -113,7 +113,7 @@ fn a_wait_outlasts_an_outage() {
         let waiter = scope.spawn(|| {
             client.reentrant_lock("orders").try_lock_for(LONG).unwrap().into_option().is_some()
         });
-        // The waiter meets the outage, too.
+        // Wait until the waiter notices the outage, too.
         while server.unopened_connections() == unopened && !waiter.is_finished() {
             thread::sleep(Duration::from_millis(1));
         }

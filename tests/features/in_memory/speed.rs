@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 const SECONDS: u64 = 3;
 
 /// Returns the grants per second while `threads` threads take one lock, and the processor time of
-/// the threads for each grant, in ns. (On a busy machine only the second figure is stable.)
+/// the threads for each grant, in ns. On a busy machine only the second figure is stable.
 fn rate(client: &Client, threads: usize) -> (u64, u64) {
     let (grants, time, ends) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {

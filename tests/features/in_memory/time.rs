@@ -22,7 +22,7 @@ fn a_lease_ends_when_the_test_says_so_and_not_before() {
     assert!(other.reentrant_lock("orders").try_lock().unwrap().into_option().is_some());
 }
 
-/// From the grant to the next request, exactly an hour must pass, without a further millisecond.
+/// Exactly an hour must pass from the grant to the next request, and not a millisecond more.
 #[test]
 fn a_lease_is_over_when_its_time_has_passed_exactly() {
     let server = InMemoryServer::new().unwrap();
@@ -86,7 +86,7 @@ fn permits_and_times_to_live_end_with_the_servers_clock() {
     assert_eq!((semaphore.available_permits().unwrap(), latch.count().unwrap()), (1, 0));
 }
 
-/// Tests run at the same time.
+/// Tests run at the same time, so one test's clock must not affect the servers of another.
 #[test]
 fn other_servers_clients_are_left_alone() {
     let (server, others) = (InMemoryServer::new().unwrap(), InMemoryServer::new().unwrap());

@@ -12,7 +12,8 @@ local clock = redis.call('time')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local ends = tonumber(ARGV[4] or '0')
 local life = ends > 0 and math.min(LIFE, ends - now) or LIFE
--- The holder stood still until after its lease, and another holder may have entered since.
+-- The holder stood still until its lease was over, and another holder may have entered in the
+-- meantime.
 if life <= 0 then
     return redis.call('get', key .. ':turns') or '0'
 end

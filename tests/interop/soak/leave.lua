@@ -1,4 +1,5 @@
--- Records that a holder is about to leave. Notes if a writer has entered and left meanwhile.
+-- Records that a holder is about to leave. Notes an overlap if a writer has entered and left in the
+-- meantime.
 --
 -- KEYS 1 the name of the lock; ARGV 1 the holder, 2 `read` or `write`, 3 how many holders may
 -- write, 4 the reply of enter.lua, 5 the holder's side, 6 how long the holder had waited, in ms

@@ -13,8 +13,8 @@ use super::*;
 /// This lease is longer than in the other tests, so that a machine that is busy for seconds loses
 /// no hold.
 const LEASE: Duration = Duration::from_secs(10);
-/// The maximum wait. A longer wait must have missed a message. (In Redisson, a wait for a semaphore
-/// would then last for ever.)
+/// The maximum wait. If a wait takes longer, the waiter must have missed a message. In Redisson, a
+/// wait for a semaphore would then last for ever.
 const ENOUGH: Duration = Duration::from_secs(10);
 const THREADS: usize = 4;
 const PERMITS: &str = "4";
@@ -31,11 +31,11 @@ const KINDS: [(&str, &str); 8] = [
     (WANTED, "1"),
 ];
 const SEVERAL: &str = "multiLock";
-/// A lock that redlatch's holders keep until they learn that others wait. For Redisson this lock is
-/// a plain lock.
+/// A lock that redlatch's holders keep until they are notified that others wait. Redisson uses it
+/// as a plain lock.
 const WANTED: &str = "wanted";
-/// The maximum time until a holder learns that Redisson's waiters wait: its renewal finds this out,
-/// at each third of the lease.
+/// The maximum time until a holder notices that Redisson's waiters wait. A renewal at each third of
+/// the lease shows this.
 const HEARS: Duration = Duration::from_millis(LEASE.as_millis() as u64 / 3 + 1_500);
 
 /// Returns the length from `REDLATCH_SOAK`, or a default. The second result is whether the variable
@@ -93,7 +93,7 @@ impl Checks {
     }
 }
 
-/// Measures how late this machine wakes a thread that only sleeps.
+/// Measures the delay with which this machine wakes a sleeping thread.
 struct Late {
     most: Arc<AtomicU64>,
 }
@@ -103,7 +103,7 @@ impl Default for Late {
         const NAP: Duration = Duration::from_millis(20);
         let most: Arc<AtomicU64> = Arc::default();
         let noted = Arc::downgrade(&most);
-        // The thread ends when this value is dropped.
+        // The thread ends when the `Late` value is dropped.
         thread::spawn(move || {
             while let Some(most) = noted.upgrade() {
                 let began = Instant::now();
@@ -271,7 +271,7 @@ fn both_libraries_take_turns() {
                  {longest:?}; no turn for at most {idle} ms"
             );
             assert!(redissons > 0 && (alone || of("redlatch") > 0), "{name}: {turns:?}");
-            // A holder that waits for a renewal keeps the lock for seconds.
+            // A holder of this lock waits for a renewal, so it keeps the lock for seconds.
             if *kind == WANTED {
                 continue;
             }
@@ -346,8 +346,8 @@ fn take_turns(
     failed[0]
 }
 
-/// Takes turns while connections break and processes are killed and replaced. (If a process is
-/// killed, a semaphore without leases loses its permits.)
+/// Takes turns while connections break and processes are killed and replaced. Semaphores without
+/// leases are left out, because a killed process keeps their permits for ever.
 #[test]
 fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
     if !is_long() {
@@ -429,7 +429,7 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
             ours_begin(&mut ours[at], &checks);
             killed[1] += 1;
         }
-        // The Java process has needed a second to start.
+        // The start of the Java process took a second, so count the pause from now.
         next_kill = Instant::now() + pause;
     }
     let mut failed = [0, 0];
@@ -452,9 +452,9 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
     // A new Java process may take no turn with some kinds, but not with all.
     assert!(redissons > 0);
     checks.no_overlap();
-    // The holds of dead processes end. (The fair lock is left out. A dead Redisson waiter blocks
-    // its queue for minutes if a redlatch waiter was directly before the dead waiter, behind
-    // another Redisson waiter.)
+    // The holds of dead processes end. The fair lock is left out: a dead Redisson waiter blocks its
+    // queue for minutes if a redlatch waiter was directly before the dead waiter, behind another
+    // Redisson waiter.
     for (kind, _) in kinds.iter().filter(|(kind, _)| *kind != "fairLock") {
         let lock = match *kind {
             "permitExpirableSemaphore" => {
@@ -500,8 +500,8 @@ impl Held {
         }
     }
 
-    /// Waits until the holder learns that others wait, or until `end`. Returns whether the holder
-    /// learned this in time.
+    /// Waits until the holder is notified that others wait, or until `end`. Returns whether the
+    /// notification came in time.
     fn hears(&self, end: Instant) -> bool {
         let Self::Lock(guard) = self else { return true };
         let (news, wanted) = mpsc::channel();

@@ -56,7 +56,7 @@ fn work_that_takes_longer_keeps_it_and_its_end_releases_it(kind: Kind) {
     std::thread::sleep(UNIT * 3);
     assert!(guard.is_held() && theirs.try_lock().unwrap().into_option().is_none());
     again.unlock().unwrap();
-    // The second level has a minimum time as well.
+    // The re-entry has a minimum time as well.
     std::thread::sleep(UNIT * 2);
     guard.unlock().unwrap();
     theirs.try_lock().unwrap().into_option().expect("it was released").unlock().unwrap();
@@ -95,14 +95,13 @@ fn an_outage_right_after_a_hand_over_does_not_end_the_wait(kind: Kind) {
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
     let theirs = kind.make(&another(&server), "outage");
-    // The test repeats this, because the lock's reply may come at the moment when the request
-    // fails.
+    // The test repeats this step, because the reply may arrive just when the request fails.
     wait_until("a request fails after a grant", SOON, || {
         let held = theirs.lock().unwrap();
         let lock = (kind.least)(&client, "outage", HOUR);
         let waiter = spawn(move || lock.lock().map(drop));
         waiter.wait_queued();
-        // The replies to two requests are lost, each with the reply to the request's copy.
+        // The replies to two requests and to their copies are lost.
         after_a_grant(&proxy, 4, Action::LoseReply);
         held.unlock().unwrap();
         waiter.join().unwrap();
@@ -164,7 +163,7 @@ fn a_short_lease_that_was_handed_on_is_kept_for_the_least_time(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// The waiter knows only the end of the longer lease, and the holder's client ends. So only a
+/// The waiter knows only the end of the longer lease, and the holder's client has ended. So only a
 /// message about the earlier end can wake the waiter in time.
 fn its_end_shortens_a_longer_lease_and_the_first_in_line_hears_of_that(kind: Kind) {
     let server = server();
@@ -232,7 +231,7 @@ fn with_a_least_time_one_process_runs_in_each_interval_wherever_it_is_killed() {
     let start =
         || Worker::spawn_test("all_kinds::at_least::worker", "worker", &[&server.url(), &millis]);
     let lock = client(&server).reentrant_lock("hourly");
-    // The worker is killed during its work, after its work, or after its client has ended.
+    // Kill the worker during its work, after its work, or after its client has ended.
     for killed_after in 0..3 {
         lock.lock().unwrap().unlock().unwrap();
         let begun = Instant::now();
@@ -260,7 +259,7 @@ fn with_a_least_time_one_process_runs_in_each_interval_wherever_it_is_killed() {
 }
 
 /// The server runs the command that shortens the hold only after the hold should have ended. The
-/// writer continues to read, so the hold does not end by itself.
+/// writer also reads, so the end of the write lease does not free the lock.
 #[test]
 fn a_write_lock_ends_at_its_least_time_though_the_server_was_slow() {
     let server = server();

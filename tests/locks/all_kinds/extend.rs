@@ -37,13 +37,13 @@ fn an_extended_lease_outlives_the_first_one_and_costs_one_command(kind: Kind) {
     owned.extend(HOUR * 2).unwrap();
     assert_eq!(Commands::so_far(&server).scripts(), before + 1);
     assert!(owned.remaining() > HOUR && plain.remaining() > HOUR / 2);
-    // The leases must run for this time.
+    // Time must pass here, because the test measures leases.
     std::thread::sleep(FIRST + UNIT);
     assert_eq!((owned.state(), plain.state()), (HoldState::Held, HoldState::Held));
     plain.unlock().unwrap();
     owned.unlock().unwrap();
     leaves_nothing(&server);
-    // The next hold has the lease of its handle.
+    // The next hold has its handle's lease.
     let next = lock.lock_owned().unwrap();
     assert!(next.remaining() <= FIRST);
     drop(next);
@@ -112,7 +112,7 @@ fn a_lost_lock_is_not_extended_and_not_taken_again(kind: Kind) {
 
 /// Extends a lease to an hour. The server runs the request and its copy, and both replies are lost.
 fn loses_replies(kind: Kind, client: &Client, proxy: &Proxy) {
-    // The server learns the script.
+    // After this, the server knows the script.
     let guard = kind.leased(client, "learns", LEASE).lock_owned().unwrap();
     guard.extend(LONG).unwrap();
     guard.unlock().unwrap();
@@ -206,7 +206,7 @@ fn a_lock_handed_on_by_another_process_is_extended(kind: Kind) {
     let waiter = spawn(move || {
         let guard = lock.lock_owned().unwrap();
         guard.extend(HOUR).unwrap();
-        // By the end of this sleep, the watchdog has raised the lease.
+        // During this sleep, the watchdog raises the lease.
         std::thread::sleep(UNIT);
         guard
     });
@@ -278,11 +278,11 @@ fn a_reader_extends_only_its_own_lease() {
     assert_eq!(watched.extend(HOUR).unwrap_err().kind(), ErrorKind::Config);
     watched.unlock().unwrap();
     drop(short);
-    // The leases must run for this time.
+    // Time must pass here, because the test measures leases.
     std::thread::sleep(FIRST + UNIT);
     assert_eq!(extended.state(), HoldState::Held);
     assert!(theirs.writer().try_lock().unwrap().into_option().is_none());
-    // This reader's hold ends with its own lease, once the reader with the longer lease has left.
+    // The reader with the longer lease has left, so this hold ends with this reader's own lease.
     let last = lock.reader().with_lease(LEASE).lock_owned().unwrap();
     extended.unlock().unwrap();
     let writing = theirs.writer().try_lock_for(SOON).unwrap().into_option().expect("it has ended");

@@ -1,4 +1,4 @@
-//! Names, and other data under a key.
+//! Names of locks, and keys with data that is no lock.
 
 use super::*;
 
@@ -56,7 +56,7 @@ fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
     for error in [
         lock.lock().map(drop).unwrap_err(),
         lock.try_lock().map(drop).unwrap_err(),
-        // The client asks the server for the key's type, too.
+        // The client also queries the type of the key.
         lock.try_lock_for(SOON).map(drop).unwrap_err(),
         lock.is_locked().map(drop).unwrap_err(),
     ] {
@@ -96,7 +96,7 @@ fn of_a_hash_that_is_no_lock_little_is_read_however_large_it_is(kind: Kind) {
             lock.force_unlock().map(drop),
         ]
     };
-    // This lets the server learn the scripts themselves.
+    // After this, the server knows the scripts.
     use_all("small").into_iter().for_each(Result::unwrap);
     let Some(before) = read_by_scripts() else {
         eprintln!("left out: this server does not tell what its scripts' memory is");

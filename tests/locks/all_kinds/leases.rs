@@ -93,7 +93,7 @@ fn other_threads_may_ask_a_guard(kind: Kind) {
                 assert!(guard.is_held() && guard.remaining() > LONG / 2);
                 assert_eq!((guard.state(), guard.name()), (HoldState::Held, "asked"));
                 guard.check(UNIT).unwrap();
-                // A question does not make the thread a holder.
+                // These questions do not make the thread a holder.
                 assert!(!lock.is_held_by_current_thread() && lock.hold_count() == 0);
                 assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
                 let told = Arc::clone(&told);
@@ -114,7 +114,8 @@ fn other_threads_may_ask_a_guard(kind: Kind) {
     });
 }
 
-/// The hold is passed on inside the process, so only the guard can notice that its own use is over.
+/// The hold is passed to another thread of the process, so only the guard can notice that its own
+/// thread no longer has it.
 fn a_guard_never_says_held_when_the_next_of_its_process_has_it(kind: Kind) {
     let server = server();
     let client = client(&server);

@@ -109,7 +109,7 @@ fn an_inner_level_that_is_left_keeps_it_when_the_outer_one_goes(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// Before the raise, the server keeps the lock for only 2 s.
+/// Until the client raises the lease, the server keeps the lock for only 2 s.
 fn a_lock_handed_on_by_another_process_is_left_for_its_whole_lease(kind: Kind) {
     let server = server();
     let (client, other) = (client(&server), another(&server));
@@ -143,8 +143,8 @@ fn an_error_leaves_it_free_though_the_server_has_made_its_lease_longer(kind: Kin
     let (client, other) = (impatient(&proxy.url()).connect().unwrap(), client(&server));
     let theirs = kind.make(&other, "raised");
     let lock = kind.leased(&client, "raised", HOUR);
-    // If the waiter asked at the moment of the grant, the reply to that request is lost. Then the
-    // test tries again.
+    // If the waiter sent a request at the moment of the grant, the reply to that request is lost,
+    // and the test tries again.
     let leave = move || lock.lock().map_or(Ok(()), |guard| guard.leave_to_expire());
     let error = error_after_a_grant(&theirs, &proxy, leave);
     assert!(error.outcome_unknown(), "{error}");
@@ -173,8 +173,8 @@ fn a_short_lease_that_was_handed_on_is_left_for_no_longer(kind: Kind) {
     leaves_nothing(&server);
 }
 
-/// A thread to which a hold is passed gives up its own entry in the queue, and also the entry of
-/// the hold's owner.
+/// When a thread gets a hold from another thread, both the entry of this thread and the entry of
+/// the hold's owner leave the queue.
 #[test]
 fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
     let server = server();

@@ -60,7 +60,7 @@ const WRITE: Kind = Kind {
     },
 };
 
-/// A `MultiLock`, which can do everything that a lock can do.
+/// A `MultiLock`, which implements all methods of a lock.
 const SEVERAL: Kind = Kind {
     plain: |client, name| Arc::new(several(client, name)),
     leased: |client, name, lease| Arc::new(several(client, name).with_lease(lease)),
@@ -133,8 +133,8 @@ fn error_after_a_grant(
         proxy.clear_rules();
         match called {
             Err(error) => return error,
-            // The call asked at the moment of the grant, so a reply granted the lock with the whole
-            // lease.
+            // The call sent its request at the moment of the grant, so a reply granted the lock
+            // with the full lease.
             Ok(()) => {
                 assert!(Instant::now() < until);
                 theirs.force_unlock().unwrap();
@@ -235,7 +235,7 @@ fn a_non_reentrant_handle_gives_no_second_level(kind: Kind) {
         drop(lock.lock().unwrap());
         guard.unlock().unwrap();
     }
-    // A lost hold does not count as a level.
+    // A lost hold is not counted.
     let lost = flat.lock().unwrap();
     assert!(lock.force_unlock().unwrap());
     flat.lock().unwrap().unlock().unwrap();
@@ -318,7 +318,7 @@ fn force_unlock_takes_it_from_anybody(kind: Kind) {
     }
 }
 
-/// In the case of `read_write`, the Java service has the write lock.
+/// For the kind `read_write`, the Java service has the write lock.
 #[test]
 fn a_java_services_hold_is_respected() {
     let server = server();

@@ -28,7 +28,7 @@ fn an_owned_guard_belongs_to_no_thread_and_excludes_every_thread(kind: Kind) {
     assert!(answered(|| lock.lock_owned_within(Wait::at_most(UNIT / 2))).into_option().is_none());
     assert!(owned.is_held());
     owned.unlock().unwrap();
-    // Here the thread first has a plain guard, and a second call asks for an owned guard.
+    // The thread first takes a plain guard, and then calls for an owned guard.
     let guard = lock.lock().unwrap();
     assert!(lock.try_lock_owned().unwrap().into_option().is_none());
     assert!(answered(|| lock.lock_owned_within(Wait::at_most(UNIT / 2))).into_option().is_none());
@@ -57,7 +57,7 @@ fn an_owned_guard_is_released_by_any_thread_that_drops_it(kind: Kind) {
         });
         leaves_nothing(&server);
     }
-    // An owned guard keeps its client, too.
+    // An owned guard also keeps its client alive.
     let owned = kind.make(&client, "kept").lock_owned().unwrap();
     drop(client);
     assert!(owned.is_held());
@@ -70,7 +70,7 @@ fn owned_guards_and_threads_exclude_and_follow_each_other(kind: Kind) {
     let clients = [client(&server), client(&server)];
     let mut random = Random::new();
     let inside = Arc::new(AtomicU64::new(0));
-    // The thread that takes an owned guard may have another thread drop it.
+    // A thread may take an owned guard and let another thread drop it.
     let (send, receive) = std::sync::mpsc::channel::<OwnedLockGuard>();
     let entered = Arc::clone(&inside);
     let dropper = spawn(move || {

@@ -150,7 +150,7 @@ fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) 
 }
 
 /// Takes the lock twice while the thread's thread-locals are destroyed. The thread uses this value
-/// before the library's thread-locals, so it is destroyed after them.
+/// before the library's thread-locals, so this value is destroyed after them.
 struct Late(Option<(Arc<dyn Lock>, std::sync::mpsc::Sender<bool>)>);
 
 impl Drop for Late {
@@ -182,7 +182,7 @@ fn a_thread_that_is_ending_may_wait_for_it(kind: Kind) {
     let barriers = (Arc::clone(&tried), Arc::clone(&go_on));
     let ending = spawn(move || {
         LATE.with_borrow_mut(|late| late.0 = Some((Arc::clone(&lock), done)));
-        // This uses everything that a wait uses, so that those thread-locals are destroyed first.
+        // This wait uses the library's thread-locals, so that they are destroyed first.
         assert!(answered(|| lock.try_lock_for(UNIT)).into_option().is_none());
         barriers.0.wait();
         barriers.1.wait();

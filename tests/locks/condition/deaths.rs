@@ -147,7 +147,7 @@ fn a_stopped_waiter_leaves_its_notification_to_the_next() {
     let there = REENTRANT.make(&client(&server), "m");
     stopped.sigstop();
     assert!(notify(&there));
-    // If no waiter checked, the notification would stay with a stopped waiter for ever.
+    // If no other waiter checked, the stopped waiter would keep the notification for ever.
     guest.wait_back();
     assert!(guest.leaves());
     // The stopped waiter returns by itself. It was notified first, and its notification was passed
@@ -242,8 +242,8 @@ fn a_message_that_was_lost_costs_a_look() {
     guest.wait_back();
     assert!(guest.leaves());
 
-    // A notification skips a waiter that gets no messages. The skipped waiter ends its wait when it
-    // next asks.
+    // A notification skips a waiter that gets no messages. The skipped waiter ends its wait at its
+    // next request.
     let guest = Guest::of(&server, "m", &REENTRANT.make(&here, "m"), Wait::FOREVER);
     let first = first_waiting(&server, "m");
     proxy.refuse();
@@ -327,7 +327,7 @@ fn an_outage_ends_a_wait_with_nothing_in_hand_and_everything_goes_on_after_it() 
         drop(outer);
         tell.send(()).unwrap();
     });
-    // The waiter has left the lock and received the reply.
+    // The waiter has released the lock for its wait, and has received the reply.
     wait_waiting(&server, "m", 1);
     wait_free(&server, "m", SOON);
     waiter.wait_queued();
@@ -335,7 +335,8 @@ fn an_outage_ends_a_wait_with_nothing_in_hand_and_everything_goes_on_after_it() 
     told.recv_timeout(SOON).unwrap();
     waiter.join();
     proxy.thaw();
-    // A notification skips the entry that the waiter has left, or is passed on to another waiter.
+    // The waiter has left an entry. A notification skips this entry, or is passed on to another
+    // waiter.
     let there = REENTRANT.make(&client(&server), "m");
     let guest = Guest::begin(&there, Wait::FOREVER).passes();
     wait_until("it is notified", SOON, || {
@@ -404,7 +405,7 @@ fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
         guard.unlock().unwrap();
         assert!(guest.leaves());
     }
-    // Notifications skip leftovers.
+    // Notifications skip entries without a waiter.
     wait_until("nothing is left", SOON, || {
         assert!(here.lock.lock().is_ok_and(|guard| {
             here.condition.notify_all().unwrap();
@@ -440,14 +441,14 @@ fn a_writer_that_may_not_let_readers_in_keeps_the_lock_and_does_not_wait() {
         assert_eq!(waiting(&server, "m"), 0, "{right}");
         guard.unlock().unwrap();
         reader.join().unwrap();
-        // With this right, the writer can wait.
+        // The user has the right again, so the writer can wait.
         let guard = lock.lock().unwrap();
         assert!(condition.wait_for(&guard, UNIT / 10).unwrap().timed_out());
     }
     leaves_nothing(&server, "m");
 }
 
-/// If the script could not delete the record, each check would pass the notification on again.
+/// Without the right to delete the record, each check would pass the notification on again.
 #[test]
 fn a_client_that_may_not_delete_a_record_passes_nothing_on() {
     let server = server();

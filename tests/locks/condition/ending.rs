@@ -58,7 +58,7 @@ fn a_cancel_ends_a_wait_with_the_lock_in_hand(kind: Kind) {
     leaves_nothing(&server, "m");
 }
 
-/// The last request of a wait finds out whether the thread was notified. If the lock survives a
+/// The reply to a wait's last request says whether the thread was notified. If the lock survives a
 /// fault, the last request must survive the fault, too.
 fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
     let server = server();

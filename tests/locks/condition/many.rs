@@ -246,7 +246,7 @@ fn play(kind: Kind, goal: usize, mut trouble: impl FnMut(&Server, &mut Cast<'_>,
         }
         thread::sleep(UNIT / 10);
     }
-    // The numbers are read at one moment, since takers continue.
+    // Read all numbers at one moment, because takers continue.
     let (made, taken, left): (usize, usize, usize) =
         redis::pipe().atomic().get("made").llen("taken").llen("items").query(&mut redis).unwrap();
     assert!(made <= goal + cast.workers.len() && made == taken + left, "{made} {taken} {left}");

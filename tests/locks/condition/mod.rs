@@ -14,9 +14,9 @@ use redlatch::{
 };
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
-/// The maximum delay of a notification if its receiver is paused: `ALIVE_FOR` in `waiters.lua`, and
-/// the time until the other waiters check. (The other waiters check as often as a lock's waiters:
-/// [`BEFORE_A_QUESTION`].)
+/// The maximum delay of a notification if its receiver is paused: `ALIVE_FOR` in `waiters.lua`,
+/// plus the time until the other waiters check, which is [`BEFORE_A_QUESTION`] as for a lock's
+/// waiters.
 const PASSED_ON: Duration = Duration::from_millis(2_000 + 1_200);
 
 /// The kind of lock in a test.
@@ -301,7 +301,7 @@ fn after_a_wait_on_a_condition_each_level_has_its_lease_again() {
     assert!(notify(&there));
     waiter.join();
 
-    // The watchdog renews the lease while one level needs it.
+    // The watchdog renews the lease as long as one of the two guards needs a renewed lease.
     let lease = RENEWED;
     let client = watched(&server, lease);
     let monitor = REENTRANT.make(&client, "w");
@@ -322,8 +322,8 @@ fn after_a_wait_on_a_condition_each_level_has_its_lease_again() {
     waiter.join();
 }
 
-/// The inner level has a renewed lease, and the outer level has a longer, fixed lease. After the
-/// end of the inner level, the outer level has its whole lease again.
+/// The inner guard has a renewed lease, and the outer guard has a longer, fixed lease. After the
+/// drop of the inner guard, the outer guard has its full lease again.
 #[test]
 fn after_a_wait_on_a_condition_an_outer_fixed_lease_is_whole_again() {
     let server = server();
@@ -341,13 +341,13 @@ fn after_a_wait_on_a_condition_an_outer_fixed_lease_is_whole_again() {
     outer.unlock().unwrap();
 }
 
-/// After its wait, the thread asks for the lease of the outer level, and this request may come too
-/// late.
+/// After its wait, the thread requests the lease of the outer guard, and this request may arrive
+/// too late.
 #[test]
 fn a_wait_on_a_condition_that_ends_with_the_lock_lost_says_so() {
     let server = server();
     let proxy = Proxy::before(&server);
-    // The client gets no other sign of the loss: the next renewal is far away.
+    // The client gets no other sign of the loss, because the next renewal comes much later.
     let client = Client::builder(&proxy.url()).client_tracking(false).connect().unwrap();
     let lock = client.reentrant_lock("gone");
     let outer = lock.with_lease(Duration::from_secs(7_200)).lock().unwrap();
@@ -371,8 +371,8 @@ fn a_wait_on_a_condition_that_ends_with_the_lock_lost_says_so() {
     assert_eq!(outer.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
 }
 
-/// The lease ends before the request arrives. The error must not say that another client took the
-/// lock away, although the server's reply would be the same.
+/// The lease ends before the request arrives. The server's reply would be the same if another
+/// client had taken the lock away, but the error must not say this.
 #[test]
 fn a_request_that_comes_after_the_lease_says_that_it_ran_out() {
     let server = server();
@@ -468,8 +468,8 @@ fn a_fenced_guard_has_the_token_of_its_new_hold_after_a_wait() {
     leaves_nothing(&server, "m");
 }
 
-/// If the writer left the lock to wait, it could not take the write lock again, because its own
-/// read hold would exclude it.
+/// If the writer released its write lock for the wait, it could not take the write lock again,
+/// because its own read hold would exclude it.
 #[test]
 fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
     let server = server();
@@ -561,7 +561,7 @@ fn a_thread_without_the_lock_can_neither_wait_nor_notify(kind: Kind) {
     assert!(guard.is_held() && others.is_held());
     assert_eq!((here.lock.hold_count(), waiting(&server, "m")), (1, 1));
 
-    // The hold is lost. The client may know of it or not.
+    // The hold is lost. In one case the client knows this, in the other it does not.
     let () = server.connection().del("m").unwrap();
     let lost = here.condition.notify_one().unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::LeaseLost);

@@ -38,8 +38,8 @@ fn guards(client: &Client, name: &str, mut visit: impl FnMut(LockGuard, &str)) {
     }
 }
 
-/// A late copy of the lock's request could give the owner the lock again after another owner's
-/// grant, and a late script would then run.
+/// A late copy of the lock's request could give the owner the lock again after another owner has
+/// had it. A late script would then run.
 #[test]
 fn no_script_runs_under_a_hold_whose_request_was_sent_twice() {
     let server = server();
@@ -165,7 +165,8 @@ fn a_script_after_a_loss_changes_nothing_and_the_guard_knows() {
     });
 }
 
-/// The test first sets the lock's mode to `read`, as when a Redisson writer continues as a reader.
+/// The test first sets the lock's mode to `read`. A Redisson writer that continues as a reader does
+/// the same.
 #[test]
 fn a_write_locks_script_runs_only_while_its_owner_writes() {
     let server = server();
@@ -312,7 +313,7 @@ fn turns(script: &Script) -> Vec<Turn> {
                     let result = guard.eval(&script, &["number"], &[b"1"]);
                     let owner = guard.owner().unwrap();
                     // If the reply to the lock's request was lost, the client has sent that request
-                    // twice. In that case it sends no script.
+                    // twice, and refuses to send a script.
                     if result.as_ref().map_or_else(Error::outcome_unknown, |_| true) {
                         turns.lock().unwrap().push(Turn { owner: owner.to_string(), result });
                     }
@@ -354,7 +355,7 @@ fn an_idempotent_script_is_sent_again_and_its_hold_is_not_passed_on() {
     let (mut passed, mut copied, mut before) = (0, 0, 0);
     for pair in turns(&adds().idempotent()).windows(2) {
         let [turn, next] = pair else { unreachable!() };
-        // Both replies may be lost.
+        // The reply to the script and the reply to its copy may both be lost.
         let number = match &turn.result {
             Ok(Value::List(parts)) => parts[0].as_int().unwrap(),
             Ok(other) => panic!("{other:?}"),

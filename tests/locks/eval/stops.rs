@@ -1,8 +1,8 @@
 //! Processes that are paused, or cut off from their network, past the end of their leases, and then
-//! write. The server logs two kinds of writes: plain writes, and writes in a script of the guard. A
-//! paused process usually knows of its loss before it sends a script. If the network of a process
-//! was paused, only the server can refuse the script that is on its way. To set the number of
-//! pauses, run `REDLATCH_STOPS=1000 cargo test --test locks stops -- --nocapture`.
+//! write. The server logs two kinds of writes: plain writes, and writes in a script of the guard.
+//! After a pause, a process usually notices its loss before it sends a script. If the network was
+//! paused, a script may already be on its way, and only the server can refuse it. To set the number
+//! of pauses, run `REDLATCH_STOPS=1000 cargo test --test locks stops -- --nocapture`.
 
 use super::*;
 use redlatch_testkit::{Job, Worker};
@@ -14,7 +14,8 @@ const STOPS: usize = 40;
 const PAIRS: usize = 4;
 
 /// The entry point of the worker processes, which run this executable with only this test. A worker
-/// takes the lock again and again, only by reply, because a grant by message has a longer lease.
+/// takes the lock again and again with calls that do not wait, because a grant by message has a
+/// longer lease.
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
@@ -39,7 +40,7 @@ fn worker() {
             if guard.check(LEASE / 10).is_err() {
                 break;
             }
-            // Here the lock is certainly held. The thread sleeps before it writes.
+            // The guard was just checked. Sleep before the write.
             thread::sleep(Duration::from_micros(random.below(1_000)));
             let _: i64 = redis.rpush(&log, format!("plain {owner}")).unwrap();
             if write("fenced").is_err() {
@@ -76,7 +77,7 @@ fn stop(server: &Server, name: &str, stops: usize) -> Vec<String> {
         thread::sleep(LEASE + LEASE / 2);
         if is_process { worker.sigcont() } else { network.thaw() }
     }
-    // The process that was paused last can still write in this time.
+    // The process that was paused last may still write during this time.
     thread::sleep(LEASE);
     drop(workers);
     server.connection().lrange(log(name), 0, -1).unwrap()

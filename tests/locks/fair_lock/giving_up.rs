@@ -42,7 +42,7 @@ fn a_waiter_that_gives_up_leaves_the_queue_at_once_and_the_rest_in_order() {
     let token = CancelToken::new();
     let mut line = Line::new(&server);
     let mut quitters = Vec::new();
-    // The waiter that gives up is at the head, in the middle or at the end.
+    // The waiter that gives up is at the head, in the middle or at the end of the queue.
     for round in 0..3 {
         let (timed, cancelled) = (one.fair_lock("given up"), other.fair_lock("given up"));
         let cancel = token.clone();
@@ -75,7 +75,8 @@ fn a_waiter_that_gives_up_leaves_the_queue_at_once_and_the_rest_in_order() {
 #[test]
 fn a_head_that_gives_up_when_the_lock_is_free_tells_the_next() {
     let server = server();
-    // The waiter's next keep-alive request would also find the free lock, but comes late.
+    // The waiter's next keep-alive request would also find the lock free, but comes too late for
+    // this test.
     let (one, other) = (slow(&server), slow(&server));
     let mut redis = server.connection();
     for _ in 0..3 {

@@ -167,7 +167,7 @@ fn a_killed_waiter_costs_the_others_nothing() {
         let mut victim = victim.unwrap();
         wait_subscribed(&server, &own_channel(&owner));
         victim.sigkill();
-        // The server notices the death a moment later, perhaps after the release.
+        // The server notices the death only a moment later, perhaps after the release.
         wait_deaf(&server, &own_channel(&owner));
         let granted = lapses(&server, &name, || {
             guard.unlock().unwrap();
@@ -189,7 +189,7 @@ fn a_dead_head_costs_the_other_waiters_few_requests() {
     for _ in 0..4 {
         line.add(&client.fair_lock("rate"));
     }
-    // Each waiter asks again when its client listens.
+    // Each waiter sends another request when its client has subscribed.
     wait_subscribed(&server, &own_channel(&queue(&server, "rate").remove(4)));
     line.threads.iter().for_each(Running::wait_queued);
     victim.sigkill();
@@ -213,13 +213,14 @@ fn a_stopped_head_costs_the_others_its_provisional_lease() {
     let mut worker = process("waiter", &server, "stalls", 0);
     let mut line = Line::new(&server);
     line.add(&other.fair_lock("stalls"));
-    // A waiter whose client does not listen yet counts as dead.
+    // Scripts treat a waiter whose client has not subscribed yet as dead.
     wait_subscribed(&server, &own_channel(&queue(&server, "stalls")[0]));
     worker.sigstop();
     let begun = Instant::now();
     guard.unlock().unwrap();
     assert_eq!(line.join(), [0]);
-    // The wait took no longer than the provisional lease. The whole lease is a minute.
+    // The wait took no longer than the short lease of a grant by message. The full lease is a
+    // minute.
     let took = begun.elapsed();
     assert!(took >= PROVISIONAL, "{took:?}");
     // The waiter reads its grant only now. The grant has ended, so the waiter does not enter, and
@@ -283,7 +284,8 @@ fn a_process_that_comes_back_names_its_waiters_once() {
     let own = own_channel(&order[0]);
     for loses_queue in [false, true] {
         let before = received(&mut redis);
-        // The count starts here. Some waiters may ask before the new connection listens.
+        // The count starts here. Some waiters may send a request before the new connection has
+        // subscribed.
         let asked = Commands::so_far(&server).scripts();
         if loses_queue {
             let keys = [queue_key("thousands"), timeouts_key("thousands")];
@@ -359,7 +361,7 @@ fn a_lease_shorter_than_the_provisional_one_ends_in_time() {
         let took = begun.elapsed();
         done.store(true, Ordering::SeqCst);
         let (had, is_held) = holder.join();
-        // A thread that wakes after the end of its lease gets a new lease, after the waiter.
+        // A thread that wakes after the end of its lease gets the lock again after the waiter.
         assert!(!is_held || had >= begun + UNIT * 3);
         leaves_nothing(&server, "short");
         took
@@ -370,7 +372,7 @@ fn a_lease_shorter_than_the_provisional_one_ends_in_time() {
 fn a_hand_over_costs_a_request_and_a_release() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
-    // The server knows the scripts, and the client listens.
+    // After this, the server knows the scripts, and the client has subscribed.
     one.fair_lock("requests").lock().unwrap().unlock().unwrap();
     let guard = one.fair_lock("requests").lock().unwrap();
     let waits = other.fair_lock("requests");
@@ -429,8 +431,8 @@ fn a_process_that_was_stopped_gets_its_place_back() {
         }
         wait_until("the one behind it has it", SOON, || has.load(Ordering::SeqCst));
         worker.sigcont();
-        // The dropped waiter learns this from the reply to its keep-alive request, and gets an
-        // entry before the last waiter.
+        // The reply to the keep-alive request tells the dropped waiter of its loss, and the waiter
+        // gets an entry before the last waiter.
         wait_until("it is back", SOON, || queue(&server, &name).len() == 2);
         assert_eq!(queue(&server, &name).pop(), last, "it came earlier");
         assert!(line.served.lock().unwrap().is_empty());

@@ -4,8 +4,8 @@ use redlatch::{NotTaken, Taken};
 
 use super::*;
 
-/// If a connection is open but dead, each grant costs a part of the provisional lease, until a
-/// thread notices this.
+/// If the subscriber's connection is open but dead, each grant costs a part of its short first
+/// lease, until a thread notices this.
 #[test]
 fn a_subscriber_that_hears_nothing_is_renewed() {
     let server = server();
@@ -22,7 +22,7 @@ fn a_subscriber_that_hears_nothing_is_renewed() {
         line.join();
         let sent = Commands::so_far(&server).scripts() - before;
         leaves_nothing(&server, "half open");
-        // There were only two releases, so the waiter has not asked.
+        // With only two releases, the waiter has not sent a request of its own.
         if sent == 2 {
             break;
         }
@@ -37,14 +37,14 @@ fn lost_replies_of_acquire_and_release_change_nothing() {
     let server = server();
     let mut redis = server.connection();
     for action in [Action::LoseReply, Action::LoseRequest] {
-        // Each client has its own network, since the last dropped release is tried again.
+        // Each client has its own proxy, because the last dropped release is sent again.
         let proxy = Proxy::before(&server);
         let lock = behind(&proxy).fair_lock("lost");
         on_script(&proxy, "lost", 1, action);
         let guard = lock.lock().unwrap();
         assert_eq!(holder(&mut redis, "lost").unwrap().1, "1");
         on_script(&proxy, "lost", 1, action);
-        // A copy that finds no hold cannot tell whether the hold was lost before.
+        // If a copy of the release finds no hold, the hold may also have been lost before.
         let unclear = guard.unlock().is_err_and(|error| error.outcome_unknown());
         assert_eq!(unclear, action == Action::LoseReply);
         assert_eq!(holder(&mut redis, "lost"), None);
@@ -57,9 +57,9 @@ fn lost_replies_of_acquire_and_release_change_nothing() {
     }
 }
 
-/// Returns a client whose requests may take long. The client already listens, because the server
-/// drops a waiter that does not listen from the head of a free lock's queue. (A new client's waiter
-/// begins to listen only after the reply to its first request.)
+/// Returns a client whose requests may take long. The client has already subscribed: otherwise the
+/// server would drop its waiter from the head of a free lock's queue. A waiter of a new client
+/// subscribes only after the reply to its first request.
 fn patient(server: &Server, proxy: &Proxy) -> Client {
     let client = Client::builder(&proxy.url()).connections(1).response_timeout(SOON);
     let client = client.connect().unwrap();
@@ -92,7 +92,7 @@ fn a_waiter_can_give_up_before_the_request_of_another_is_answered() {
     assert_eq!(waiting.join().unwrap_err().kind(), ErrorKind::Cancelled);
     assert!(!first.is_finished(), "they waited for its reply");
 
-    // Another waiter's request has also asked for this waiter.
+    // Another waiter's request has also named this waiter.
     let (second, _) = waits(&lock);
     second.wait_asleep();
     let (third, cancel) = waits(&lock);
@@ -127,7 +127,7 @@ fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
     let (behind, _) = waits(&lock);
     behind.wait_asleep();
     cancel.cancel();
-    // The first waiter may give up before the grant arrives, and then the grant finds no owner.
+    // The first waiter may give up before the grant arrives. Then the grant finds no owner.
     let acquires = |bytes: &[u8]| {
         contains(bytes, "EVAL") && contains(bytes, "copies") && contains(bytes, "\n30000\r")
     };
@@ -162,7 +162,7 @@ fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
     proxy.on(Direction::Request, 1, Action::HoldReply, acquires);
     assert!(proxy.cut_matching("EVAL") > 0);
     proxy.wait_fired(3, SOON);
-    // The reply to a keep-alive request does not make the waiter ask either.
+    // The reply to a keep-alive request must not make the waiter send a request.
     let sign_of_life = redis::Script::new(concat!(
         include_str!("../../../lua/prelude.lua"),
         include_str!("../../../lua/fair/queue.lua"),
@@ -197,7 +197,8 @@ fn an_acquire_of_unknown_outcome_leaves_neither_a_hold_nor_a_place() {
             (Action::LoseReply, 2),
             (Action::HoldReply, 1),
         ] {
-            // Each round has its own name, since the client repeats this request for a whole lease.
+            // Each round has its own name, because the client repeats this request for the length
+            // of a lease.
             let name = format!("unknown {fired}");
             let guard = held.then(|| other.fair_lock(&name).lock().unwrap());
             on_script(&proxy, &name, times, action);
@@ -221,8 +222,8 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_nothing() {
     let client = impatient(&server.url()).connect().unwrap();
     let names: Vec<_> = (0..6).map(|at| format!("stalled {at}")).collect();
     for round in 0..3 {
-        // The connections are open and the server knows the scripts, so all requests are sent. (The
-        // first script on a connection also asks for the user's rights, so its text differs.)
+        // The connections are open and the server knows the scripts, so all requests are sent. The
+        // first script on a connection also checks the user's rights, so its text differs.
         for name in &names {
             let lock = client.fair_lock(name);
             for _ in 0..2 {
@@ -369,7 +370,7 @@ fn something_else_under_a_key_is_an_error_and_is_left_as_it_is() {
         let mut took = 0;
         for attempt in [lock.lock().map(Taken), lock.try_lock_for(SOON), lock.try_lock()] {
             match attempt {
-                // This call did not use the overwritten key.
+                // This call did not need the overwritten key.
                 Ok(Taken(guard)) => {
                     took += 1;
                     guard.unlock().unwrap();

@@ -1,5 +1,5 @@
 //! The behaviour of the fair lock, in addition to that of every lock: the order, and all events in
-//! the queue. The queue and the set of scores agree, and are empty at the end.
+//! the queue. The queue and the set of the waiters' scores agree, and are empty at the end.
 
 mod giving_up;
 mod losing;

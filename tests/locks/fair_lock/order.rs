@@ -79,7 +79,7 @@ fn a_try_does_not_pass_the_queue() {
     leaves_nothing(&server, "tried");
 }
 
-/// The lock is released while the first waiter's client does not listen yet.
+/// The lock is released while the first waiter's client has not subscribed yet.
 #[test]
 fn a_waiter_that_has_only_just_come_is_not_passed_over() {
     // A time that is shorter than the time to the client's first keep-alive request.
@@ -103,7 +103,8 @@ fn a_waiter_that_has_only_just_come_is_not_passed_over() {
         proxy.clear_rules();
         let order = line.join();
         leaves_nothing(&server, "new");
-        // If the process stood still for half of the provisional lease, the test tries again.
+        // If the process stood still for half of the lease of a grant by message, the test tries
+        // again.
         if took >= JUST || released.elapsed() >= PROVISIONAL / 2 {
             return JUST;
         }
@@ -119,7 +120,7 @@ fn passes_within_a_process_keep_the_order_and_leave_nothing() {
     let lock = one.fair_lock("passed");
     let guard = lock.lock().unwrap();
     let mut line = Line::new(&server);
-    // The other client's thread is in the middle of threads that could pass the lock to each other.
+    // The other client's thread is queued between threads that could pass the lock to each other.
     for client in [&one, &one, &one, &other, &one, &one] {
         line.add(&client.fair_lock("passed"));
     }

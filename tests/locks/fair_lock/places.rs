@@ -41,8 +41,8 @@ fn gone(server: &Server, client: &Client, name: &str) -> String {
 #[test]
 fn a_place_that_a_late_request_takes_keeps_no_waiter_out() {
     let server = server();
-    // If the first waiter does not take the free lock, a request of the waiter behind it sends it a
-    // message.
+    // If the first waiter does not take the free lock, a request of the second waiter sends a
+    // message to the first.
     let (one, other) = (slow(&server), slow(&server));
     let mut redis = server.connection();
     for released in [true, false] {
@@ -105,7 +105,7 @@ fn a_message_for_a_holder_takes_nothing_from_it() {
     let server = server();
     let client = client(&server);
     let guard = client.fair_lock("told late").lock().unwrap();
-    // Makes the client listen.
+    // A wait makes the client subscribe.
     let waits = client.fair_lock("told late");
     assert!(elsewhere(move || answered(|| waits.try_lock_for(UNIT)).into_option().is_none()));
     let mut redis = server.connection();
@@ -127,7 +127,7 @@ fn a_message_for_a_holder_takes_nothing_from_it() {
     leaves_nothing(&server, "told late");
 }
 
-// Names and databases whose keys or channels coincide.
+// Names and databases with the same keys or channels.
 
 #[test]
 fn databases_and_names_that_share_keys_strand_no_waiter() {

@@ -88,7 +88,7 @@ fn a_dead_java_waiter_costs_no_more_than_its_short_wait() {
     let () = redis.ltrim(queue_key("short"), 2, -1).unwrap();
     let () = redis.zrem(timeouts_key("short"), &dropped).unwrap();
     guard.unlock().unwrap();
-    // The third waiter, Java's, is dead.
+    // The third waiter, a Java client, is dead.
     assert_eq!(line.join(), [0, 1]);
     leaves_nothing(&server, "short");
 }
@@ -117,7 +117,7 @@ fn a_java_holders_release_is_heard_by_the_first_waiter() {
             for owner in &waiting {
                 wait_subscribed(&server, &channel_of("java holds", owner));
             }
-            // The waiters have asked again by now, and get all messages.
+            // The waiters have sent another request by now, and get all messages.
             token.cancel();
             assert!(quitter.join());
             let first = wait_queue(&server, "java holds", 2).remove(0);
@@ -136,7 +136,8 @@ fn a_java_release_before_the_waiter_listens_is_made_up_for() {
             let mut redis = server.connection();
             let proxy = Proxy::before(&server);
             let client = behind(&proxy);
-            // The client's subscriber must already have its connection, which stays open.
+            // The client's subscriber must already have its connection, and this connection stays
+            // open.
             let other = crate::common::client(&server).fair_lock("before");
             let guard = other.lock().unwrap();
             let (hears, cancel) = waits(&client.fair_lock("before"));
@@ -179,7 +180,7 @@ fn only_a_waiter_behind_java_listens_to_a_channel_of_its_own() {
         line.add(&[&one, &other][at % 2].fair_lock("channels"));
     }
     wait_until("both clients listen", SOON, || numbers(&["*"]) == (2, 0));
-    // If an unwanted message came, it would come within this time.
+    // An unwanted message would come within this time.
     thread::sleep(UNIT);
     assert_eq!(numbers(&["*{channels}*"]), (0, 0));
     assert_eq!(numbers(&["*"]), (2, 0), "one a client");

@@ -21,7 +21,7 @@ fn each_call_that_finds_a_free_lock_grants_it_to_the_first_in_line() {
         }
         match by {
             "a forced unlock" => assert!(lock.force_unlock().unwrap()),
-            // The first waiter may have asked by itself in the meantime.
+            // The first waiter may have sent a request of its own in the meantime.
             "one of no lock" => drop(lock.force_unlock().unwrap()),
             "a question" => {
                 third = Some(Guest::of(&client(&server).reentrant_lock("found")));
@@ -61,7 +61,7 @@ fn a_queue_that_is_gone_is_made_anew() {
     again.sort();
     assert_eq!(line, again);
     guard.unlock().unwrap();
-    // The guests may be granted the lock in any order.
+    // The server may grant the guests the lock in any order.
     let running = guests.map(|Guest { entered, leave, thread }| {
         drop(leave);
         (entered, thread)

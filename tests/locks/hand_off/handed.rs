@@ -46,8 +46,8 @@ fn a_fixed_lease_shorter_than_the_provisional_one_ends_at_the_server_too() {
     let server = server();
     let proxy = Proxy::before(&server);
     let lock = behind(&server, &proxy).reentrant_lock("short").with_lease(UNIT * 3);
-    // If the client did nothing at the end of the short lease, the lock would stay taken for the
-    // whole provisional lease.
+    // The wanted lease is shorter than the lease of a grant by message. If the client did nothing
+    // at its end, the lock would stay taken until the end of the longer lease.
     once_within(PROVISIONAL, || {
         let (tell, told) = mpsc::channel::<()>();
         let (say, entered) = mpsc::channel();
@@ -95,7 +95,7 @@ fn a_waiter_stopped_over_its_grant_costs_the_others_the_provisional_lease() {
     }
     let released = Instant::now();
     guard.unlock().unwrap();
-    // The waiter waited for the end of a provisional lease. The whole lease is a minute.
+    // The waiter waited only for the short lease of a grant by message. The full lease is a minute.
     let took = waiter.join() - released;
     assert!(took >= PROVISIONAL, "{took:?}");
 }
@@ -132,8 +132,8 @@ fn a_level_of_the_watchdogs_takes_nothing_from_a_fixed_lease_that_is_longer() {
     waiter.join();
 }
 
-/// If the holder's process is killed, others wait only for the end of its short lease. Because a
-/// busy machine may be late, only one of several rounds must succeed.
+/// If the holder's process is killed, others wait only for the end of the lease that the holder
+/// wanted. A busy machine may be late, so only one of several rounds must succeed.
 #[test]
 fn a_provisional_lease_longer_than_the_wanted_one_is_cut_after_a_moment() {
     let server = server();
@@ -175,7 +175,7 @@ fn a_fixed_lease_outlives_its_thread() {
     wait_until("it is raised", SOON, || pttl(&mut redis, "outlives") > 2_000);
 }
 
-/// Because a busy machine may delay replies, only one of several rounds must succeed.
+/// A busy machine may delay replies, so only one of several rounds must succeed.
 #[test]
 fn many_fixed_leases_are_raised_in_time_at_a_distance() {
     let server = server();
@@ -209,7 +209,7 @@ fn lost_at_a_distance(server: &Server) -> usize {
     waiters.into_iter().map(Running::join).filter(Result::is_err).count()
 }
 
-/// Because a busy machine may delay a reply, only one of several rounds must succeed.
+/// A busy machine may delay a reply, so only one of several rounds must succeed.
 #[test]
 fn a_raise_whose_reply_is_lost_is_tried_again_in_time() {
     let server = server();
@@ -229,9 +229,9 @@ fn a_raise_whose_reply_is_lost_is_tried_again_in_time() {
     }
 }
 
-/// The server's clock was set back by a second between a refusal and the next grant, so that the
-/// grant seems to be older. In whichever order the client reads the refusal and the grant, it asks
-/// at once, and does not wait for its next poll.
+/// The server's clock was set back by a second between a refusal and the next grant, so the grant
+/// seems to be older. The client may read the two in any order. In each case it sends a request at
+/// once, and does not wait for its next poll.
 #[test]
 fn a_grant_that_a_refusal_makes_void_is_asked_for_at_once() {
     let server = server();

@@ -2,8 +2,7 @@
 
 use super::*;
 
-/// Does the same as [`super::handed`], for a lock of this name and a separate client. Waits for
-/// `work`.
+/// Like [`super::handed`], but for a lock of this name, with a client of its own. Waits for `work`.
 fn handed<T: Send + 'static>(
     server: &Server,
     proxy: &Proxy,
@@ -29,7 +28,7 @@ fn a_grant_by_message_is_provisional_and_raised_even_if_requests_and_replies_are
         let mut redis = server.connection();
         handed(&server, &proxy, name, None, move |guard, _| {
             let left = pttl(&mut redis, name);
-            // The first request may have reached the server unnoticed.
+            // The first request may have reached the server although the client got no reply.
             assert!(at == 1 || left <= millis(PROVISIONAL), "{left}");
             assert!(at == 1 || guard.remaining() <= PROVISIONAL);
             wait_until("it is raised", SOON, || guard.remaining() > LONG / 2);
@@ -86,7 +85,7 @@ fn is_raised_once(server: &Server) -> bool {
     in_time
 }
 
-/// Without the client's cut, the server would keep the lock for two seconds.
+/// If the client did not shorten the lease, the server would keep the lock for two seconds.
 #[test]
 fn a_fixed_lease_shorter_than_the_provisional_one_frees_the_lock_at_its_end() {
     let server = server();
@@ -120,7 +119,7 @@ fn ends_short(server: &Server, way: &'static str) -> Duration {
     entered.elapsed()
 }
 
-/// A thread that calls `check` gets the whole remaining lease, even while the raise is in flight.
+/// After a call of `check`, a thread has the full remaining lease, even if the raise was in flight.
 #[test]
 fn a_check_right_after_a_hand_over_raises_the_hold() {
     let server = server();
@@ -160,8 +159,8 @@ fn a_check_right_after_a_hand_over_raises_the_hold() {
     }
 }
 
-/// If the server's clock is set, a grant may have an impossible time. An impossible time never
-/// makes a hold longer than a provisional lease.
+/// If the server's clock is set, a grant may have an impossible time. Such a time never makes a
+/// hold longer than the lease of a grant by message.
 #[test]
 fn a_grant_dated_in_the_future_counts_from_its_receipt() {
     let server = server();

@@ -105,8 +105,8 @@ fn a_very_short_wait_leaves_neither_place_nor_hold() {
         counts.iter().map(|count| count[what].load(Ordering::SeqCst)).sum()
     };
     wait_until("thousands have waited", SOON, || {
-        // On a busy machine, a client may still have to give up one entry while it already has the
-        // next entry.
+        // On a busy machine, a client may still have to remove one entry while it already has the
+        // next.
         wait_until("no place is left behind", SOON, || {
             queue(&mut redis, "moment").len() <= clients.len()
         });

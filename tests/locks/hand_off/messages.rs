@@ -7,7 +7,7 @@ fn a_grant_that_overtakes_the_reply_counts() {
     let server = server();
     let proxy = Proxy::before(&server);
     let (one, other) = (client(&server), behind_by(&server, &proxy, 2));
-    // On a busy machine the waiter may ask again before it has read the message.
+    // On a busy machine the waiter may send another request before it has read the message.
     wait_until("it has not to ask once more", SOON, || {
         let (fired, asked) = (proxy.fired(), count_script(&proxy, ACQUIRE, "overtaken"));
         let guard = one.reentrant_lock("overtaken").lock().unwrap();
@@ -27,8 +27,8 @@ fn a_grant_that_overtakes_the_reply_counts() {
     });
 }
 
-/// The waiter behind the paused process waits only for the provisional lease. The paused process
-/// does not hold the lock at the same time.
+/// The waiter behind the paused process waits only for the short lease of a grant by message. The
+/// paused process must not use the lock at the same time.
 #[test]
 fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     let server = server();
@@ -37,7 +37,7 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     let name = "stopped";
     let first = Guest::of(&clients[0].reentrant_lock(name));
     first.wait_in();
-    // In the queue, two waiters are before the process, and one is behind it.
+    // In the queue, two waiters are before the process, and one waiter is behind it.
     let second = Guest::in_line(&server, &clients[1], name, 1);
     let third = Guest::in_line(&server, &clients[2], name, 2);
     let before = Commands::so_far(&server).scripts();
@@ -46,8 +46,8 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     let last = Guest::in_line(&server, &clients[3], name, 4);
     let line = queue(&mut redis, name);
     wait_subscribed(&server, &own_channel(&line[2]));
-    // The process's waiter asks again when its client listens. The last waiter has also asked
-    // again.
+    // The process's waiter sends another request when its client has subscribed. The last waiter
+    // has sent one, too.
     wait_until("it has asked again", SOON, || Commands::so_far(&server).scripts() >= before + 3);
     stopped.sigstop();
     first.leaves();
@@ -59,7 +59,7 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     let took = last.wait_in() - before_the_grant;
     assert!(took >= PROVISIONAL, "it was not granted the lock: {took:?}");
     stopped.sigcont();
-    // The process was continued and has asked, so it has an entry again.
+    // After it was continued, the process has sent a request, so it has an entry again.
     wait_in_line(&server, name, 1);
     assert_eq!(queue(&mut redis, name), line[2..3]);
     assert_eq!(stopped.try_line(Duration::ZERO), None, "two are inside");
@@ -70,8 +70,8 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     wait_left(&server, name);
 }
 
-/// The connection of the waiter's subscriber breaks at the time of the grant. When the client
-/// listens again, the waiter asks.
+/// The connection of the waiter's subscriber breaks at the time of the grant. When the client has
+/// subscribed again, the waiter sends a request.
 #[test]
 fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
     let server = server();
@@ -109,7 +109,8 @@ fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
     assert_eq!(lapses.so_far(), 0, "a lease had to end");
 }
 
-/// If a connection is open but dead, each grant waits for a poll, until a thread notices this.
+/// If the subscriber's connection is open but dead, a waiter notices each grant only at its next
+/// poll, until a thread notices the dead connection.
 #[test]
 fn a_subscriber_that_hears_nothing_is_renewed() {
     let server = server();
@@ -136,7 +137,7 @@ fn a_subscriber_that_hears_nothing_is_renewed() {
     assert!(rounds >= 1, "the message was heard all the same");
 }
 
-/// A message for another lock on a client's channel grants no waiter this lock.
+/// A message for another lock on a client's channel must not grant this lock to a waiter.
 #[test]
 fn a_message_for_another_lock_or_database_grants_nothing() {
     let server = server();
@@ -196,8 +197,8 @@ fn a_grant_without_a_waiter_is_given_back_at_once() {
     }
 }
 
-/// A grant to an entry without a waiter, which the client gives back. The server first refuses
-/// this, and the client tries again.
+/// The client gives back a grant to an entry without a waiter. The server first refuses the
+/// client's command, and the client tries again.
 #[test]
 fn a_grant_without_a_waiter_is_given_back_though_the_server_refused_first() {
     let server = server();
@@ -281,7 +282,7 @@ fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
         let copy =
             if runs(bytes, ACQUIRE, "twice") { copies.fetch_add(1, Ordering::SeqCst) } else { 9 };
         if copy == 1 {
-            // By now the entry is used up, and its grant has ended.
+            // By now the entry is gone, and its grant has ended.
             let mut redis = other.lock().unwrap();
             tell.send(queue(&mut redis, "twice").remove(0)).unwrap();
             let () = redis.del(&["twice", &queue_key("twice")]).unwrap();

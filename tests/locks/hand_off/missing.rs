@@ -64,8 +64,8 @@ fn without_a_right_that_a_hand_off_needs_a_release_is_refused_whole() {
         assert_eq!(after, before, "-{right}: {error}");
         user.set(&["+@all"]);
     }
-    // If the chain is younger than 10 ms, the release does not check this right. It frees the lock,
-    // and the waiter finds the lock free.
+    // A release sooner than 10 ms after the grants began does not check this right: it frees the
+    // lock, and the waiter finds the lock free.
     thread::sleep(Duration::from_millis(10));
     user.set(&["-pubsub"]);
     is_clear(&guard.unlock().unwrap_err(), "mute", "ACL");
@@ -84,11 +84,11 @@ fn a_waiter_without_a_right_to_the_queue_gets_an_error_and_leaves_no_place() {
     let mut redis = server.connection();
     for (at, right) in ["lpop", "pexpire"].into_iter().enumerate() {
         let mut user = User::new(&server, &format!("stuck{at}"));
-        // (A holder that notices the changes below would grant the lock to the waiter.)
+        // A holder of redlatch that notices the changes below would grant the lock to the waiter.
         hold_as_redisson(&mut redis, "stuck", LONG);
         let guest = Guest::in_line(&server, &user.client(), "stuck", 1);
         user.set(&[&format!("-{right}")]);
-        // No client gets a message, so the waiter asks.
+        // No client gets a message, so the waiter sends a request.
         let () = redis.del("stuck").unwrap();
         let error = guest.ends().unwrap_err();
         is_clear(&error, "stuck", "ACL");

@@ -119,7 +119,7 @@ macro_rules! lock_script {
 }
 
 const RENEW: &[&str] = &[lock_script!("cut.lua", "renew.lua")];
-/// The texts of the script that acquires. The second text is for a lock that is most likely held.
+/// The texts of the script that acquires. The second text is for a lock that is probably held.
 const ACQUIRE: &[&str] = &[
     lock_script!(
         "free.lua",
@@ -186,8 +186,8 @@ fn count_script(proxy: &Proxy, codes: Codes, name: &str) -> Arc<AtomicU64> {
 }
 
 /// Makes a client behind the proxy wait, and grants it the lock by a message. Runs `work` with that
-/// hold and the time at which it came. If the client asked by itself and got the reply before the
-/// message, the function tries again.
+/// hold and the time of the grant. If a reply to a request of the client comes before the message,
+/// tries again.
 fn handed<T: Send + 'static>(
     server: &Server,
     proxy: &Proxy,
@@ -218,7 +218,7 @@ fn handed<T: Send + 'static>(
     let begun = Instant::now();
     loop {
         wait_in_line(server, &name, 1);
-        // Once the waiter sleeps in the queue, all its requests so far are answered.
+        // Once the waiter sleeps in the queue, all its requests so far have replies.
         let questions = asked.load(Ordering::SeqCst);
         taker.wait_queued();
         tell.send(questions).unwrap();
@@ -238,7 +238,7 @@ fn behind(server: &Server, proxy: &Proxy) -> Client {
     behind_by(server, proxy, 1)
 }
 
-/// Does the same as [`behind`], with this number of connections.
+/// Like [`behind`], with this number of connections.
 fn behind_by(server: &Server, proxy: &Proxy, connections: usize) -> Client {
     let client = Client::builder(&proxy.url())
         .watchdog_timeout(LONG)
@@ -254,8 +254,9 @@ fn behind_by(server: &Server, proxy: &Proxy, connections: usize) -> Client {
     client
 }
 
-/// Makes the client listen to its own channel. A client begins to listen when it first waits. Until
-/// its first wait, scripts count the client as dead, and it asks again when it listens.
+/// Makes the client subscribe to its own channel. A client subscribes when it first waits. Until
+/// the subscription is confirmed, scripts treat the client as dead, and the waiter sends another
+/// request after the confirmation.
 fn warm_up(server: &Server, client: &Client) {
     let mut redis = server.connection();
     hold_as_redisson(&mut redis, "warm", LONG);
@@ -269,15 +270,15 @@ fn warm_up(server: &Server, client: &Client) {
     guest.leaves();
 }
 
-/// Returns a client that listens to its own channel.
+/// Returns a client that has subscribed to its own channel.
 fn warm(server: &Server) -> Client {
     let client = client(server);
     warm_up(server, &client);
     client
 }
 
-/// The keys that expire from here on, except the keys that record when an owner asked. Those keys
-/// always expire.
+/// Counts the keys that expire from now on, except the keys that record when an owner sent a
+/// request. Those keys always expire.
 struct Lapses {
     sender: Connection,
     listener: Connection,

@@ -32,8 +32,8 @@ fn run_redisson(server: &Server, name: &'static str, stop: &AtomicBool, count: &
     }
 }
 
-/// The measured time from a message to Redisson's next request. Redisson's request always comes too
-/// late, unless the lock is left to Redisson for a moment.
+/// The measured time from a message to Redisson's next request. This request always comes too late
+/// if redlatch does not leave the lock to Redisson for a moment.
 const REDISSONS_DELAY: Duration = Duration::from_micros(1_500);
 
 /// If a program makes a new handle for each call, Redisson must get as many turns as if the program
@@ -76,8 +76,8 @@ fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_eac
     }
 }
 
-/// The hold ends as after a call of Redisson's `forceUnlock`, whose message no process in the queue
-/// receives.
+/// The test ends the hold as Redisson's `forceUnlock` does. No process in the queue receives the
+/// message of that call.
 #[test]
 fn after_a_hold_was_taken_away_by_force_the_next_in_line_comes_at_once() {
     let server = server();
@@ -86,8 +86,8 @@ fn after_a_hold_was_taken_away_by_force_the_next_in_line_comes_at_once() {
     once_within(UNIT, || {
         let guard = one.reentrant_lock("forced").lock().unwrap();
         let guest = Guest::in_line(&server, &other, "forced", 1);
-        // Time must pass here: the lock is held for long enough to be tracked, and the
-        // waiter's next request is far off.
+        // Time must pass here, so that the server tracks the hold's key and the waiter's next
+        // request is far off.
         thread::sleep(UNIT * 3);
         let deleted = Instant::now();
         release_as_redisson(&mut redis, "forced", &channel("forced"));

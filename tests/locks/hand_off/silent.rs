@@ -14,8 +14,7 @@ fn in_line(server: &Server, name: &str, places: u64) -> (Worker, String) {
     (worker, place)
 }
 
-/// Only one of several rounds must be fast, because no entry is skipped while the machine stands
-/// still.
+/// No entry is skipped while the machine stands still, so only one of several rounds must be fast.
 #[test]
 fn stopped_processes_cost_those_behind_them_one_provisional_lease_together() {
     let server = server();
@@ -129,7 +128,7 @@ fn a_server_that_stands_still_passes_no_waiter() {
     let one = Guest::in_line(&server, &second, "still", 2);
     let other = Guest::in_line(&server, &third, "still", 3);
     let places = queue(&mut server.connection(), "still");
-    // Time must pass here: after it both waiters may report others as silent.
+    // Time must pass here, so that both waiters may report others as silent.
     thread::sleep(PROVISIONAL + UNIT * 5);
     stopped.sigstop();
     guard.unlock().unwrap();

@@ -40,9 +40,9 @@ pub(super) fn contend(url: &str, seed: u64, until: Instant) -> usize {
                         ),
                     };
                     let Some(guard) = guard else { continue };
-                    // A lock that was granted by a message is certain only for a short time. If a
-                    // process on a busy machine stands still for longer, it loses the lock, and its
-                    // guard reports that. After this check all locks are certain.
+                    // A grant by message lasts only for a short time at first. A process that
+                    // stands still for longer loses the lock, and its guard reports the loss. After
+                    // this check all locks have their full leases.
                     if guard.check(LONG / 2).is_err() {
                         continue;
                     }
@@ -180,7 +180,7 @@ fn many_threads_take_several_over_one_connection() {
     threads.into_iter().for_each(Running::join);
 }
 
-/// Only the thread that gets the first part asks for the other parts.
+/// Only the thread that gets the first lock requests the other locks.
 #[test]
 fn of_many_that_try_exactly_one_has_all() {
     const CALLERS: usize = 4;
@@ -210,7 +210,7 @@ fn of_many_that_try_exactly_one_has_all() {
     callers.into_iter().for_each(Running::join);
 }
 
-/// A failed call must not keep its parts for the minimum time, which is an hour.
+/// A failed call must not keep the locks that it took for the minimum time, which is an hour.
 #[test]
 fn a_busy_part_leaves_no_other_one_taken_for_the_least_time() {
     let server = server();

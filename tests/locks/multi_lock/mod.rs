@@ -49,7 +49,7 @@ fn losses(guard: &MultiLockGuard) -> Arc<AtomicUsize> {
     lost
 }
 
-// Locks that are left to expire.
+// The following tests leave locks to expire.
 
 #[test]
 fn several_locks_left_to_expire_stay_held_after_their_client_has_ended() {
@@ -74,7 +74,7 @@ fn several_locks_left_to_expire_stay_held_after_their_client_has_ended() {
     wait_all_free(&server, &NAMES);
 }
 
-// The parts of the lock.
+// The following tests are about the single locks of a multi lock.
 
 #[test]
 fn all_parts_are_held_until_the_guard_goes() {
@@ -130,7 +130,8 @@ fn parts_are_taken_and_given_back_one_after_the_other() {
     }
     proxy.on_request("EVALSHA", Action::HoldReply);
     let taker = spawn(move || all.lock().unwrap().unlock().unwrap());
-    // The parts that are held whenever the server has run a request whose reply is held back.
+    // The locks that are held at each held-back reply: the server has run the request, and the
+    // client does not know yet.
     let steps = [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]];
     for (at, expected) in (1..).zip(steps) {
         proxy.wait_fired(at, SOON);
@@ -261,7 +262,7 @@ fn with_returns_the_result_of_its_work() {
     assert!(!NAMES.into_iter().any(|name| is_held(&server, name)));
 }
 
-// Several locks in the place of one.
+// The following tests use a multi lock in place of one lock.
 
 #[test]
 fn code_over_any_lock_takes_counts_and_releases_several() {
@@ -303,7 +304,7 @@ fn an_unlock_leaves_each_part_once_and_one_that_is_not_held_is_an_error() {
     assert!(all.is_locked().unwrap() && !all.is_held_by_current_thread());
     all.lock().unwrap().forget();
     assert_eq!((counts(), all.hold_count()), ([2, 1, 1], 1));
-    // One part is lost, so the other parts are released, as at the end of a guard.
+    // One lock is lost, so the other locks are released, as at the end of a guard.
     assert!(parts[1].force_unlock().unwrap());
     assert_eq!(all.hold_count(), 0);
     let error = all.unlock().unwrap_err();
@@ -354,7 +355,7 @@ fn a_multi_lock_in_the_list_of_another_stands_for_its_parts() {
     guard.unlock().unwrap();
     assert!(again.is_held() && !is_held(&server, "b"));
     again.unlock().unwrap();
-    // A part may be of another kind, but a quorum cannot be a part.
+    // The locks may be of different kinds, but a quorum cannot be one of them.
     let fair = MultiLock::new([&inner as &dyn Lock, &client.fair_lock("a")]);
     let quorum = MultiLock::quorum(&[&b]).unwrap();
     let (outer, votes) = (MultiLock::new([&inner, &quorum]), MultiLock::quorum(&[&inner]));

@@ -25,7 +25,7 @@ fn voting_at(urls: &[String]) -> MultiLock {
     enduring(urls, Duration::ZERO)
 }
 
-/// Does the same as [`voting_at`], with clients that wait for unreachable servers.
+/// Like [`voting_at`], with clients that wait for unreachable servers.
 fn enduring(urls: &[String], failover_timeout: Duration) -> MultiLock {
     answered(urls, failover_timeout, RESPONSE_TIMEOUT)
 }
@@ -202,7 +202,7 @@ fn code_over_any_lock_has_a_majority_and_needs_no_more() {
     assert!(theirs.is_locked().unwrap_err().kind().is_server_trouble());
 }
 
-/// The servers that answer do not decide, because a server that does not answer may have the
+/// The servers that answer cannot decide alone, because a server that does not answer may have the
 /// missing vote.
 #[test]
 fn a_lock_that_a_majority_has_is_not_called_free_while_one_of_them_is_away() {
@@ -237,8 +237,9 @@ fn a_token_cancelled_before_the_call_ends_a_quorums_wait_too() {
 fn a_majority_of_a_quorum_is_left_to_its_end() {
     let servers = [(); 3].map(|()| server());
     let proxy = Proxy::before(&servers[0]);
-    // The thread that waits for the first lock may ask at the moment of its grant. In that case its
-    // request fails, or its reply grants the lock with the whole lease, and the test tries again.
+    // The thread that waits for the first lock may send a request at the moment of its grant. If
+    // so, the request fails or its reply grants the lock with the full lease, and the test tries
+    // again.
     wait_until("one is not raised", SOON * 2, || {
         let urls = [proxy.url(), servers[1].url(), servers[2].url()];
         let clients = urls.map(|url| impatient(&url).connect().unwrap());
@@ -247,7 +248,7 @@ fn a_majority_of_a_quorum_is_left_to_its_end() {
         let held = client(&servers[0]).reentrant_lock("vote").lock().unwrap();
         let (first, quorum) = (locks[0].clone(), MultiLock::quorum(&locks).unwrap());
         let waiter = spawn(move || {
-            // A message grants this lock, and the quorum then takes a second level of it.
+            // A message grants this lock, and then the quorum re-enters it.
             let _outer = first.lock().ok()?;
             let guard = quorum.try_lock().unwrap().into_option().unwrap();
             Some((guard.names().count(), guard.leave_to_expire()))
@@ -308,7 +309,7 @@ fn without_threads_to_ask_on_a_quorum_is_an_error_and_nothing_is_held() {
     lock_at_all(&quorum).unlock().unwrap();
 }
 
-/// Each release of a part also needs a thread.
+/// Each release of a lock of the quorum also needs a thread.
 #[test]
 fn a_quorum_that_is_given_back_without_threads_is_free_before_its_lease_ends() {
     if !has_own_process() {
@@ -417,7 +418,7 @@ fn votes_are_given_back_after(action: Action) {
     let servers = five();
     let proxies: Vec<_> = servers.iter().map(Proxy::before).collect();
     let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();
-    // After this time the client gives a silent connection up.
+    // After this time the client gives up a silent connection.
     let quorum = answered(&urls, Duration::ZERO, SOON / 5);
     quorum.lock().unwrap().unlock().unwrap();
     for proxy in &proxies[..2] {

@@ -6,8 +6,8 @@ use redlatch::{LockGuard, OwnedMultiLockGuard};
 
 use super::*;
 
-/// Returns a client with one connection, which has asked for its rights. The server has its
-/// scripts.
+/// Returns a client with one connection, whose rights have been checked. The server has the
+/// client's scripts.
 fn warm(server: &Server) -> Client {
     let client = Client::builder(&server.url()).watchdog_timeout(LONG).connections(1);
     let client = client.connect().unwrap();
@@ -90,7 +90,7 @@ fn after_a_drop_each_lock_is_free_at_once() {
     busy.into_iter().for_each(Running::join);
 }
 
-/// A reader's hold has more keys than a writer's. One request may release holds of both.
+/// A reader's hold has more keys than a writer's hold. One request may release both kinds of hold.
 #[test]
 fn readers_and_writers_that_are_released_together_leave_no_key() {
     let server = server();
@@ -139,7 +139,7 @@ fn one_request_takes_all_and_one_releases_them() {
             let tokens = owned.tokens().map(|(_, token)| token.get()).collect::<Vec<_>>();
             assert_eq!(tokens.len(), if kind == "fenced" { count } else { 0 });
             drop(owned);
-            // This request runs after the releases, which use the same connection.
+            // This request uses the connection of the releases, so it runs after them.
             let again = all.try_lock().unwrap().into_option().expect("nobody has one");
             assert!(again.tokens().zip(tokens).all(|((_, now), then)| now.get() > then));
             again.unlock().unwrap();
@@ -182,7 +182,7 @@ fn locks_that_do_not_go_together_are_taken_one_by_one() {
         assert!(expected.contains(&taken), "{what}: {taken}");
     }
     // The thread itself holds one of the locks, and another thread of its process holds a second
-    // one.
+    // lock.
     let all = of(&plain);
     let outer = plain[1].lock().unwrap();
     let (taken, guard) = lock_of(&server, &all);
@@ -217,7 +217,7 @@ fn a_try_that_finds_one_held_touches_none() {
     let mut redisson = server.connection();
     hold_as_redisson(&mut redisson, "c", LONG);
     check("Redisson's");
-    // A call that waits asks for the locks one by one.
+    // A call that waits requests the locks one by one.
     let waiter = spawn(move || all.lock().unwrap().unlock().unwrap());
     wait_in_line(&server, "c", 1);
     assert!(is_held(&server, "a") && is_held(&server, "b"));
@@ -245,8 +245,8 @@ fn while_the_first_is_waited_for_other_threads_take_and_release_the_next() {
     waiter.join();
 }
 
-/// A part may have a queue or a window. A request that took this part would take the lock from the
-/// owner whose turn it is.
+/// A lock may have waiters, or may be reserved for Redisson's clients for a moment (a window). A
+/// request must not take such a lock from the owner whose turn it is.
 #[test]
 fn no_part_is_taken_past_its_queue_or_within_a_window() {
     let server = server();
@@ -334,7 +334,7 @@ fn a_server_that_refuses_has_taken_none() {
     all.lock().unwrap().unlock().unwrap();
 }
 
-/// If a user may use only some names, the client asks about each name once.
+/// If a user has rights for only some names, the client checks each name once.
 #[test]
 fn a_user_without_the_rights_of_one_part_takes_none() {
     let server = server();
@@ -357,8 +357,8 @@ fn a_user_without_the_rights_of_one_part_takes_none() {
     wait_all_free(&server, &NAMES);
     let client = set(&NAMES);
     let all = all_of(&client, &NAMES);
-    // The request that asks for rights has the script's text. The second request makes the server
-    // know the script itself.
+    // The request that checks the rights has another text. After the second request, the server
+    // knows the script itself.
     for _ in 0..2 {
         all.lock().unwrap().unlock().unwrap();
     }

@@ -73,8 +73,8 @@ fn a_server_that_dies_while_it_is_waited_for_is_named_and_the_others_parts_are_g
     all.lock().unwrap().unlock().unwrap();
 }
 
-/// If a failed call did not release its parts, the parts on servers without a fault would stay
-/// taken for an hour.
+/// If a failed call did not release the locks that it took, locks on servers without a fault would
+/// stay taken for an hour.
 #[test]
 fn trouble_with_one_part_after_a_hand_over_leaves_none_taken() {
     for is_left in [false, true] {
@@ -98,7 +98,8 @@ fn trouble_with_one_part_after_a_hand_over_leaves_none_taken() {
             proxy.clear_rules();
             match called {
                 Err(error) => break error,
-                // The call asked at the moment of the grant, so a reply granted the whole lease.
+                // The call sent its request at the moment of the grant, so a reply granted the full
+                // lease.
                 Ok(()) => assert!(Instant::now() < until && all.force_unlock().unwrap()),
             }
         };
@@ -129,8 +130,8 @@ fn a_server_that_says_nothing_is_waited_for_once_when_all_are_given_back() {
 #[test]
 fn a_reply_that_is_lost_leaves_nothing_behind() {
     let server = server();
-    // Each case has its own network. Otherwise the background work of one case would meet the fault
-    // of the next case.
+    // Each case has its own proxy. Otherwise the fault of one case could hit the background work of
+    // the case before.
     let connected = || {
         let proxy = Proxy::before(&server);
         // After a fault the client connects again, and the machine may stand still meanwhile.

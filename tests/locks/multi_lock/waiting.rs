@@ -42,7 +42,7 @@ fn a_part_granted_by_message_is_kept_while_the_next_is_waited_for() {
     wait_in_line(&server, "b", 1);
     let handed = holder(&mut server.connection(), "a");
     assert!(handed.is_some() && handed != before);
-    // This is longer than the provisional lease of a lock that was granted by a message.
+    // This time is longer than the first lease of a lock that was granted by a message.
     thread::sleep(Duration::from_secs(3));
     assert_eq!(holder(&mut server.connection(), "a"), handed);
     b.unlock().unwrap();
@@ -92,7 +92,8 @@ fn a_limit_ends_a_wait_for_several_where_a_server_says_nothing() {
     assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
     canceller.join();
     wait_free(&here, "a", SOON);
-    // Until the client notices the outage, a call that its limit ends counts as too late.
+    // Until the client notices the outage, a call that reaches its limit returns "not in time"
+    // instead of an error.
     let is_noticed = || all.try_lock_for(UNIT).map(drop).is_err();
     wait_until("the silence is noticed", SOON, is_noticed);
     for limited in [

@@ -1,4 +1,4 @@
-//! Holds that a process believes to have but does not have.
+//! Holds that a process believes that it has, although the server has lost them.
 
 use super::*;
 
@@ -15,12 +15,12 @@ fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     let stale = lock.reader().lock().unwrap();
     let writer = Guest::of(other.writer());
     wait_queue(&server, "stale", 1);
-    // Wait for the end of the turn. During the turn, the process would let the reader in without
-    // asking the server.
+    // Wait for the end of the process's turn. During the turn, the process would let the reader in
+    // without a request.
     thread::sleep(Duration::from_millis(20));
     let reader = Guest::of(lock.reader());
     wait_queue(&server, "stale", 2);
-    // No process gets a message, so the writer finds the free lock when it next asks.
+    // No process gets a message, so the writer finds the free lock at its next request.
     let () = redis.del("stale").unwrap();
     writer.wait_in();
     assert!(stale.is_held(), "it has not asked since");
@@ -31,7 +31,7 @@ fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     assert!(!stale.is_held());
     assert_eq!(stale.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     reader.leaves();
-    // (The timeouts of a lock that was deleted expire by themselves.)
+    // The timeout keys of a deleted lock expire by themselves.
     wait_free(&server, "stale", SOON);
 }
 
@@ -98,7 +98,8 @@ fn a_writer_whose_read_grant_came_too_late_still_writes() {
     wait_left(&server, "too-late");
 }
 
-/// The hash remains for the reader, so the write hold does not vanish when its own lease ends.
+/// The hash remains for the reader, so the entry of the write hold stays in it after the end of the
+/// write lease.
 #[test]
 fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
     let server = server();
@@ -131,14 +132,14 @@ fn a_late_reader_that_wants_its_hold_renewed_has_that() {
     let fixed = Guest::of(&lock.reader().with_lease(lease));
     fixed.wait_in();
     first.leaves();
-    // The first thread's alarm has gone off when no thread needed renewal.
+    // The alarm for the first thread went off while no thread needed a renewal.
     thread::sleep(lease / 2);
-    // (A thread that gets a grant from the server makes the lease longer. A deeper level does not.)
+    // A thread that gets a grant from the server makes the lease longer. A re-entry does not.
     let outer = lock.reader().with_lease(UNIT).lock().unwrap();
     let watched = lock.reader().lock().unwrap();
     thread::sleep(lease * 3 / 2);
     assert!(watched.is_held());
-    // The other threads' leases are over by now. The renewal has kept the hold for them.
+    // The leases of the other threads are over by now. Only the renewal has kept the hold.
     outer.unlock().unwrap();
     fixed.leaves();
     watched.unlock().unwrap();
@@ -169,7 +170,7 @@ fn a_multi_lock_of_read_and_write_locks_is_taken_beside_other_readers() {
     }
     thread::sleep(Duration::from_millis(20));
     let guard = all.try_lock().unwrap().into_option().expect("readers share it");
-    // (The thread releases its own hold without waiting for the reply.)
+    // The thread releases its own hold without waiting for the reply.
     wait_until("they have one hold", SOON, || owners(&mut redis, "one").len() == 1);
     reading.into_iter().for_each(Guest::leaves);
     assert!(guard.is_held());

@@ -46,7 +46,7 @@ fn a_reader_that_stood_still_and_hears_that_it_reads_keeps_writers_out() {
     still.sigcont();
     still.expect_line("reads", SOON);
     awake.leaves();
-    // The paused reader must learn of a lost hold before its guard reports that it is held.
+    // If the paused reader has lost its hold, its guard must not report that it is held.
     assert!(
         lock.writer().try_lock().unwrap().into_option().is_none(),
         "one writes beside one that reads"
@@ -127,7 +127,7 @@ fn a_right_that_is_missing_leaves_nothing_half_done() {
                 assert_ne!(pttl(&mut redis, &timeout), -1, "{command}: a timeout without an end");
             }
         }
-        // A lock that was taken before the user lost the right ends, too.
+        // A lock that was taken before the user lost the right also ends.
         user.set(&["+@all"]);
         let guards = [lock.reader().try_lock_for(SOON).unwrap()];
         user.set(&[&format!("-{command}")]);
@@ -173,13 +173,13 @@ fn a_waiter_without_a_right_for_its_grant_gets_an_error() {
     for (at, right) in ["lpop", "lindex", "pexpire", "exists"].into_iter().enumerate() {
         let mut user = User::new(&server, &format!("stuck{at}"));
         let client = user.client();
-        // (A holder that notices the changes below would grant the lock to the waiter.)
+        // A holder of redlatch that notices the changes below would grant the lock to the waiter.
         let () = redis.hset_multiple("stuck", &[("mode", "write"), (REDISSON, "1")]).unwrap();
         let () = redis.pexpire("stuck", 30_000).unwrap();
         let guest = Guest::of(client.read_write_lock("stuck").reader());
         wait_queue(&server, "stuck", 1);
         user.set(&[&format!("-{right}")]);
-        // No client gets a message, so the waiter asks.
+        // No client gets a message, so the waiter sends a request.
         let () = redis.del("stuck").unwrap();
         drop(guest.leave);
         let error = guest.thread.join().unwrap_err();

@@ -43,8 +43,8 @@ fn queue(redis: &mut Connection, name: &str) -> Vec<String> {
     redis.lrange(format!("redlatch_rwlock_queue:{{{name}}}"), 0, -1).unwrap()
 }
 
-/// Waits until `places` owners are in the queue and their clients listen. A waiter whose client
-/// does not listen yet counts as dead.
+/// Waits until `places` owners are in the queue and their clients have subscribed. Scripts treat a
+/// waiter without a subscription as dead.
 fn wait_queue(server: &Server, name: &str, places: usize) {
     let mut redis = server.connection();
     wait_until(&format!("{places} stand in line"), SOON, || {
@@ -118,7 +118,7 @@ fn readers_of_a_process_share_one_hold_and_ask_for_it_once() {
         other.wait_in();
     }
     let scripts = Commands::so_far(&server).scripts() - before.scripts();
-    // Each turn that ended in the meantime needs one script.
+    // Each turn of the process that ended in the meantime needs one script.
     assert!(scripts <= 8, "{scripts} scripts for 8 readers");
     let mut redis = server.connection();
     assert_eq!(owners(&mut redis, "shared").len(), 1);
@@ -129,7 +129,7 @@ fn readers_of_a_process_share_one_hold_and_ask_for_it_once() {
     assert_eq!(timeouts(&mut redis, "shared"), std::slice::from_ref(&timeout));
     let value: String = redis.get(&timeout).unwrap();
     assert_eq!(value, "1");
-    // The lock's time is read first, and some time passes between the two reads.
+    // The lock's time is read first, and some time passes before the second read.
     let (lasts, left) = (pttl(&mut redis, "shared"), pttl(&mut redis, &timeout));
     assert!(left > 50_000 && lasts >= left, "{left} of {lasts}");
     // The thread that took the lock leaves first.
@@ -211,7 +211,8 @@ fn a_thread_that_may_not_join_makes_no_lease_longer() {
     let reading = lock.reader().with_lease(lease).lock().unwrap();
     let writer = Guest::of(client(&server).read_write_lock("join").writer());
     wait_queue(&server, "join", 1);
-    // The reader's turn is over, so its process asks whether other threads may join it.
+    // The turn of the reader's process is over, so the process sends a request before other threads
+    // may join.
     thread::sleep(Duration::from_millis(20));
     let longer = lock.reader().with_lease(60 * lease);
     let joined = thread::spawn(move || longer.try_lock().unwrap().into_option().is_some());
@@ -252,7 +253,7 @@ fn within_a_turn_too_no_reader_passes_a_writer_of_its_process() {
     let server = server();
     let lock = client(&server).read_write_lock("turn");
     let mut redis = server.connection();
-    // Most of these rounds are shorter than a turn.
+    // Most of these rounds take less time than a turn of the process.
     for _ in 0..20 {
         let reading = lock.reader().lock().unwrap();
         let writer = Guest::of(lock.writer());
@@ -475,8 +476,8 @@ fn a_reader_with_a_lease_of_its_own_reads_for_at_least_that_long() {
     wait_until("it ends", SOON, || !guard.is_held());
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     wait_left(&server, "leased");
-    // Another reader with a longer lease keeps the lock for longer. Because this reader may leave,
-    // the guard does not count on the longer lease.
+    // Another reader with a longer lease keeps the lock for longer. But that reader may leave, so
+    // the guard does not rely on the longer lease.
     let watched = Guest::of(lock.reader());
     watched.wait_in();
     let guard = short.lock().unwrap();
@@ -515,7 +516,7 @@ fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
         wait_until("the longer lease counts", SOON, || {
             u128::try_from(pttl(&mut redis, "visited")).unwrap() > lease.as_millis()
         });
-        // The guard does not count on the other holder's longer lease, because that holder may
+        // The guard does not rely on the other holder's longer lease, because that holder may
         // leave.
         assert!(guard.check(2 * lease).is_err());
         assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
@@ -538,7 +539,7 @@ fn of_several_levels_of_a_reader_each_lasts_for_its_own_lease() {
     for lease in [first, second] {
         for outer_goes_first in [false, true] {
             let outer = lock.reader().with_lease(first).lock().unwrap();
-            // The lease begins before the request.
+            // The lease counts from before the request.
             let begun = Instant::now();
             thread::sleep(UNIT);
             let later = Instant::now();

@@ -79,8 +79,8 @@ impl Java {
     }
 }
 
-/// Only the reader's own time is cut. If the others' times were cut, a writer would get the lock
-/// while the other readers read.
+/// The cut shortens only the reader's own time. If it shortened the times of the others, a writer
+/// would get the lock while they read.
 #[test]
 fn a_reader_that_is_kept_for_a_while_leaves_the_leases_of_all_others() {
     let server = server();
@@ -109,7 +109,7 @@ fn a_reader_that_is_kept_for_a_while_leaves_the_leases_of_all_others() {
         });
         let writer = elsewhere({
             let lock = other.read_write_lock("kept");
-            // Whatever the reply was, the waiter asks again within this time.
+            // Whatever the last reply was, the waiter sends another request within this time.
             move || lock.writer().try_lock_for(UNIT * 15).unwrap().into_option().is_some()
         });
         assert!(!writer, "it would write beside {}", if is_javas { "Redisson's" } else { "ours" });
@@ -128,7 +128,8 @@ fn redissons_readers_and_writers_and_ours_exclude_each_other() {
         let lock = client(&server).read_write_lock("java");
         let mut java = Java::new(&server, "java", 7, is_new);
         let mut second = Java::new(&server, "java", 8, is_new);
-        // Both readers are inside, and the first one to leave does not touch the other's hold.
+        // Both readers hold the lock. The release of one reader does not touch the hold of the
+        // other.
         let reading = lock.reader().lock().unwrap();
         assert!(java.reads() && java.reads());
         assert!(!second.writes() && lock.writer().is_locked().is_ok_and(|written| !written));

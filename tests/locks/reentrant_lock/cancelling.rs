@@ -10,7 +10,7 @@ fn a_cancel_ends_a_wait_for_another_client_and_one_for_a_thread() {
     at_once(|| {
         let guard = one.reentrant_lock("cancel").lock().unwrap();
         let token = CancelToken::new();
-        // The first waiter waits for the other client, and the other waiters for the first one.
+        // The first waiter waits for the other client, and the other waiters wait for the first.
         let waiters: Vec<_> = (0..4)
             .map(|_| {
                 let (lock, token) = (lock.clone(), token.clone());
@@ -90,8 +90,8 @@ fn a_waiter_of_the_same_process_moves_up_when_those_before_it_give_up() {
     let lock = client.reentrant_lock("move up");
     at_once(|| {
         hold_as_redisson(&mut redis, "move up", LONG);
-        // The leader leaves and passes the leadership on. The thread behind it leaves without the
-        // leadership.
+        // The leader (the thread that sends the process's requests) leaves and passes its role on.
+        // The thread behind it leaves without that role.
         let leader_lock = lock.clone();
         let token = CancelToken::new();
         let leaders = token.clone();

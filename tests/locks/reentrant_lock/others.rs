@@ -53,8 +53,8 @@ fn try_lock_takes_one_script_or_none() {
     let first = spawn(move || same.lock().unwrap().unlock().unwrap());
     wait_in_line(&server, "tried", 1);
     first.wait_asleep();
-    // The waiter asks at intervals, so commands cannot be counted. Instead the server is stopped,
-    // so that any request would hang.
+    // The waiter sends requests at intervals, so commands cannot be counted. Instead the test
+    // pauses the server, so that any request would hang.
     server.pause();
     let tried = lock.try_lock();
     server.resume();
@@ -82,7 +82,7 @@ fn a_bounded_wait_ends_at_its_deadline_and_not_before() {
         });
     }
     guard.unlock().unwrap();
-    // If the deadline has passed, the call still tries once.
+    // Even if the deadline has passed, the call tries once.
     let past = Instant::now();
     let guard = other.reentrant_lock("bounded").try_lock_until(past).unwrap();
     guard.into_option().expect("it is free").unlock().unwrap();
@@ -246,8 +246,8 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
         let waiters: Vec<_> = (0..10)
             .map(|at| {
                 let (lock, order) = (lock.clone(), Arc::clone(&order));
-                // The threads have different leases: the hold is passed to some of them, and the
-                // leadership to others.
+                // The threads have different leases. Some of them get the hold from another thread,
+                // and others must send a request.
                 let lock = if at % 4 == 3 { lock.with_lease(LONG) } else { lock };
                 let waiter = spawn(move || {
                     let guard = lock.lock().unwrap();
@@ -316,8 +316,8 @@ fn within_a_turn_the_hold_is_passed_without_a_command() {
         guard.unlock().unwrap();
         waiters.into_iter().for_each(Running::join);
         wait_free(&server, "passed", SOON);
-        // The guard's turn is over, so there are three scripts: a release, an acquire by the first
-        // thread, and a release by the last one.
+        // The turn of the process is over, so there are three scripts: a release, an acquire by the
+        // first thread, and a release by the last thread.
         scripts() - before == 3
     });
     assert_eq!(contend(&vec![lock; 6], 300), 1);
@@ -335,15 +335,15 @@ fn a_hold_on_other_terms_is_not_passed() {
     let before = Commands::so_far(&server).of("hset");
     assert_eq!(contend(&locks, rounds), 1);
     let granted = Commands::so_far(&server).of("hset") - before;
-    // At the end some threads are alone and take the lock again, perhaps with a new grant.
+    // At the end some threads run alone and take the lock again, perhaps with a new grant.
     assert_eq!(granted, 3 * u64::from(rounds), "each grant is the server's");
     wait_free(&server, "terms", SOON);
     assert_eq!(holder(&mut monitor, "terms"), None);
 }
 
-/// Each hold is so long that another thread of its process waits again when the hold ends. A turn
-/// therefore ends because of its length, and not because no thread waits. The number of grants in a
-/// turn is not checked, because it depends on which threads are awake.
+/// Each hold is so long that another thread of its process waits again when the hold ends. So a
+/// turn of a process ends because of its length, even though another thread waits. The number of
+/// grants in a turn is not checked, because it depends on which threads are awake.
 #[test]
 fn a_process_that_keeps_acquiring_does_not_starve_another() {
     let server = server();
@@ -387,7 +387,7 @@ fn a_process_that_only_tries_goes_behind_one_that_waits() {
         waits.wait_asleep();
         // This is longer than a turn.
         thread::sleep(UNIT / 5);
-        // The release and the next request follow each other, so no other request comes between.
+        // The next request directly follows the release, so no other request comes between.
         drop(guard);
         left += usize::from(lock.try_lock().unwrap().into_option().is_none());
         waits.join();
@@ -418,8 +418,8 @@ fn a_lone_client_has_the_lock_back_by_its_first_request_after_a_long_hold() {
     lock.lock().unwrap().unlock().unwrap();
     for held in [UNIT / 5, UNIT * 3 / 2] {
         let guard = lock.lock().unwrap();
-        // This is longer than a turn, and longer than the time for which a process may keep the
-        // lock from others.
+        // This time is longer than the time for which a process may pass the lock among its
+        // threads.
         thread::sleep(held);
         let before = Commands::so_far(&server).scripts();
         guard.unlock().unwrap();
@@ -440,7 +440,7 @@ fn a_drop_posts_its_release_and_does_not_wait() {
         .unwrap();
     let lock = client.reentrant_lock("posted");
     lock.lock().unwrap().unlock().unwrap();
-    // Only the guard's drop makes the release arrive.
+    // No later call waits for the release, so the drop of the guard alone must make it arrive.
     drop(lock.lock().unwrap());
     wait_free(&server, "posted", SOON);
 
@@ -465,7 +465,7 @@ fn a_drop_in_the_middle_of_others_commands_is_written_too() {
     let guards: Vec<_> =
         (0..5).map(|at| client.reentrant_lock(&format!("drop:{at}")).lock().unwrap()).collect();
     proxy.set_delay(UNIT);
-    // A thread leads the only lane for two units.
+    // A thread keeps the only connection busy for two units.
     let lock = client.reentrant_lock("other");
     let busy = spawn(move || lock.is_locked().unwrap());
     busy.wait_asleep();
@@ -561,7 +561,7 @@ fn force_unlock_reaches_a_thread_to_which_the_hold_was_passed_meanwhile() {
         include_str!("../../../lua/lock/owner.lua"),
         include_str!("../../../lua/lock/force_unlock.lua")
     ));
-    // A pass within the process needs a fresh grant, so this may take a few rounds.
+    // The hold is passed inside the process only soon after a grant, so this may take a few rounds.
     wait_until("it is passed on meanwhile", SOON, || {
         let forced = Arc::new(AtomicBool::new(false));
         let go = Arc::new(Barrier::new(2));

@@ -96,7 +96,7 @@ fn a_key_that_is_no_lock_is_an_error_at_once_and_left_as_it_is() {
     }
 }
 
-/// The commands of a lock's scripts and questions. The last entry has two commands that earlier
+/// The commands of a lock's scripts and queries. The last entry has two commands that earlier
 /// versions needed together.
 const RIGHTS: [&[&str]; 11] = [
     &["evalsha"],
@@ -283,7 +283,7 @@ fn a_forgotten_guard_keeps_the_lock_until_unlock() {
     let lock = client.reentrant_lock("forgotten");
     lock.lock().unwrap().forget();
     lock.lock().unwrap().forget();
-    // Only the hold itself keeps the lock's entry in the client alive.
+    // After this drop, only the hold keeps the client's state of this lock alive.
     drop(lock);
     let lock = client.reentrant_lock("forgotten");
     assert_eq!(lock.hold_count(), 2);
@@ -373,8 +373,8 @@ fn the_works_result_comes_back_if_the_lock_was_held_to_its_end() {
     assert_eq!(lock.with(|_| Ok::<_, WorkError>(7)).unwrap(), 7);
     assert_eq!(proxy.fired(), 2);
     wait_free(&server, "work", SOON);
-    // If the lock was lost during the work, the result must not be returned as if all were well.
-    // The client may know of the loss, or only the server may.
+    // If the lock was lost during the work, the result must not be returned as if all were well. In
+    // one case the client knows of the loss, in the other only the server does.
     for here in [true, false] {
         let lost = lock.with(|_| {
             if here {

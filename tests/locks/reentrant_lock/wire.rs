@@ -87,7 +87,7 @@ fn a_release_publishes_a_zero_on_redissons_channel() {
         let _guard = lock.lock().unwrap();
         assert!(lock.force_unlock().unwrap());
         assert_eq!(messages(), expected, "force_unlock");
-        // The lock was free, so no waiter wakes for nothing.
+        // The lock was free, so no message is sent: it would wake waiters in vain.
         assert!(!lock.force_unlock().unwrap());
         let () = server.connection().publish("end", "").unwrap();
         assert_eq!(messages().0, "end");

@@ -59,8 +59,8 @@ fn a_permits_longer_lease_is_cut_too_unless_its_id_was_read() {
         ends(redis).into_iter().filter(|(_, score)| *score > later).count()
     };
     wait_until("one is cut", SOON, || far(&mut redis) == 1);
-    // The program has read the other permit's id, so any process may have asked for the longer
-    // lease. The client does not cut this lease.
+    // The program has read the other permit's id, so any process may have requested the longer
+    // lease. The client does not shorten this lease.
     thread::sleep(LEASE);
     assert_eq!(far(&mut redis), 1);
     assert!(semaphore.remaining_lease(&id).unwrap().unwrap() > LEASE * 2);
@@ -84,7 +84,7 @@ fn a_longer_lease_that_a_thread_requested_is_not_cut() {
     }
     let timeouts: Vec<String> = redis.keys("*rwlock_timeout*").unwrap();
     assert!(redis.pexpire::<_, bool>(&timeouts[0], SET_BACK).unwrap());
-    // Wait until a renewal cuts each time to live to the rest of the longer lease.
+    // Wait until a renewal shortens each time to live to the remaining longer lease.
     for name in ["levels", "read"] {
         wait_until("it is cut", SOON, || in_time(&mut redis, name, LONGER));
         assert!(pttl(&mut redis, name) > millis(LEASE), "{name}");
@@ -110,7 +110,7 @@ fn a_longer_lease_counts_only_as_far_as_an_unanswered_cut_would_leave_it() {
         proxy.on(Direction::Request, copies, Action::LoseRequest, is_cut);
         assert!(redis.pexpire::<_, bool>(name, SET_BACK).unwrap());
         wait_until("it is cut", SOON, || in_time(&mut redis, name, LEASE));
-        // The server answered the cut, too.
+        // The server has also replied to the command that shortens the lease.
         let certain = || Instant::now() + outer.remaining();
         let then = certain();
         wait_until("it is renewed", SOON, || certain() > then + UNIT);
@@ -118,7 +118,7 @@ fn a_longer_lease_counts_only_as_far_as_an_unanswered_cut_would_leave_it() {
         let inner = lock.with_watchdog(LONG).lock().unwrap();
         let then = certain();
         wait_until("it is renewed again", SOON, || certain() > then + UNIT);
-        // Here the late cut reaches the server.
+        // The test runs the late command that shortens the lease.
         assert!(redis.pexpire::<_, bool>(name, millis(LEASE)).unwrap());
         let left = outer.remaining();
         assert!(left <= LEASE, "{name}: {left:?}");
@@ -130,7 +130,7 @@ fn a_longer_lease_counts_only_as_far_as_an_unanswered_cut_would_leave_it() {
     }
 }
 
-/// A reader cuts only its own timeout. The cut does not make the lock's time to live shorter than
+/// A reader shortens only its own timeout. The lock's time to live never becomes shorter than
 /// another reader's timeout.
 #[test]
 fn a_reader_takes_nothing_from_another_ones_lease() {

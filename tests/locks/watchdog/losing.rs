@@ -17,7 +17,7 @@ fn a_lost_hold_is_reported_at_its_deadline_though_the_server_does_not_answer() {
     server.resume();
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     assert_eq!(second.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
-    // The server's keys of these locks expire.
+    // The keys of these locks expire at the server.
     wait_free(&server, "silent", SOON);
     client.reentrant_lock("silent").lock().unwrap().unlock().unwrap();
     assert!(losses.iter().all(|losses| losses.so_far().len() == 1));

@@ -49,7 +49,7 @@ fn millis(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap()
 }
 
-// Three experiments with the watchdog.
+// The following tests keep a lock for longer than its lease.
 
 #[test]
 fn the_watchdog_keeps_a_lock_that_is_not_released() {
@@ -76,8 +76,9 @@ fn the_watchdog_keeps_a_lock_that_is_not_released() {
     guard.unlock().unwrap();
 }
 
-/// After the lock is taken, the server refuses new connections, but the lane still works. In one
-/// round the client's other connection stays open, and in the other round it is cut.
+/// After the lock is taken, the server refuses new connections, but the connection of the callers
+/// still works. In one round the connection for renewals stays open, and in the other round it is
+/// cut.
 #[test]
 fn a_hold_is_renewed_where_no_further_connection_can_be_had() {
     let ways = [["maxclients", "1"], ["requirepass", "changed"]];
@@ -90,7 +91,7 @@ fn a_hold_is_renewed_where_no_further_connection_can_be_had() {
         let losses = Losses::of(&guard);
         let () = redis::cmd("CONFIG").arg("SET").arg(&way).query(&mut redis).unwrap();
         if is_cut {
-            // The lane's last command was a script.
+            // The last command of the callers' connection was a script.
             let own: u64 = redis::cmd("CLIENT").arg("ID").query(&mut redis).unwrap();
             let own = format!("id={own} ");
             let all: String = redis::cmd("CLIENT").arg("LIST").query(&mut redis).unwrap();

@@ -12,7 +12,7 @@ fn a_guard_never_says_held_when_the_server_says_gone() {
         let Ok(guard) = lock.lock() else { continue };
         loop {
             let gone: bool = !redis.exists::<_, bool>("never").unwrap();
-            // The guard is asked after the server has answered.
+            // Call the guard only after the server's reply.
             let held = guard.is_held();
             assert!(!(gone && held), "round {round}, a lease of {millis} ms: {guard:?}");
             if gone {
@@ -36,7 +36,7 @@ fn a_call_while_the_deadline_passes_says_held_or_lost_and_nothing_between() {
             Err(error) if error.is_transient() => continue,
             guard => guard.unwrap(),
         };
-        // The lease is long enough for this call, so an error may say only "held" or "lost".
+        // The call asks for less than the lease, so an error may say only "held" or "lost".
         let error = loop {
             if let Err(error) = guard.check(Duration::from_nanos(1)) {
                 break error;
@@ -58,7 +58,7 @@ fn an_unlock_right_after_the_deadline_is_late() {
             // On a busy machine the lease was over, and the second guard may have a separate hold.
             continue;
         }
-        // The watchdog may have noticed the end or not.
+        // The watchdog may or may not have noticed the end yet.
         while outer.is_held() {
             std::hint::spin_loop();
         }
@@ -85,8 +85,8 @@ fn a_deadline_counts_from_before_the_request_was_sent() {
     let lease = UNIT * 10;
     let lock = lock.with_lease(lease);
 
-    // The reply comes after more than half of the lease. (On a busy machine it may come even later,
-    // which the code below handles.)
+    // The reply comes after more than half of the lease. On a busy machine it may come even later,
+    // which the code below handles.
     wait_until("it comes before its end", SOON, || {
         proxy.on_request("late", Action::DelayReply(lease * 6 / 10));
         let begun = Instant::now();
@@ -122,7 +122,7 @@ fn a_renewals_late_reply_does_not_make_the_deadline_later() {
     let mut redis = server.connection();
     // The time is longer than two renewals.
     let until = Instant::now() + lease;
-    // Every reply is delayed by less than the renewal's wait.
+    // Every reply is delayed by less time than a renewal waits.
     proxy.set_delay(UNIT * 3 / 2);
     while Instant::now() < until {
         let looked = Instant::now();
@@ -140,7 +140,8 @@ fn a_renewals_late_reply_does_not_make_the_deadline_later() {
     guard.unlock().unwrap();
 }
 
-/// The client waits for each lane for at least 100 ms. In total this is longer than the lease.
+/// The client waits at least 100 ms for each connection that threads share. The sum is longer than
+/// the lease.
 #[test]
 fn lanes_that_do_not_answer_delay_no_renewal() {
     let server = server();

@@ -69,7 +69,7 @@ fn a_connection_that_hangs_is_given_up_in_time_for_the_shortest_watched_lease() 
     proxy.on(Direction::Request, 1, Action::HoldReply, |bytes| {
         contains(bytes, "short") && contains(bytes, "EVALSHA")
     });
-    // (The state may be `Unconfirmed` for too short a time to be seen here.)
+    // The state may be `Unconfirmed` for too short a time for this test to see it.
     wait_until("a renewal fails, or it is lost", SOON, || {
         client.snapshot().counts.renewal_failed > 0 || !short.is_held()
     });

@@ -25,7 +25,7 @@ fn holds_that_are_due_together_are_renewed_together() {
     let took = begun.elapsed();
     assert!(guards.iter().all(LockGuard::is_held));
     assert!(took >= lease * 2 / 3, "{renewals} renewals in {took:?}");
-    // If taking the holds took longer, they fall due in more groups.
+    // The longer the test took to take the holds, the more groups of renewals there are.
     let groups = 1 + u64::try_from(taking.as_millis() * 64 / lease.as_millis()).unwrap();
     let bound = renewals / 20 + 10 * groups;
     assert!(calls < bound.min(renewals / 4), "{calls} calls for {renewals} renewals");
@@ -71,7 +71,7 @@ fn no_renewal_follows_a_release() {
     // Time must pass here: the next renewals would have come, one in each third of the lease.
     thread::sleep(LEASE * 3 / 4);
     assert_eq!(Commands::so_far(&server).scripts(), before);
-    // The lease ends without a renewal.
+    // The lease of "b" ends without a renewal.
     wait_free(&server, "b", LEASE);
 }
 
@@ -126,7 +126,7 @@ fn an_owned_guard_is_renewed_after_its_thread_has_ended() {
     let lock = client.reentrant_lock("owned");
     for passed in [false, true] {
         // In one case the server grants the lock, and in the other case a thread of this process
-        // passes it. The thread that took the lock has ended when the lease is due.
+        // passes it on. The thread that took the lock ends before the renewal is due.
         let before = passed.then(|| lock.lock_owned().unwrap());
         let same = lock.clone();
         let taking = spawn(move || same.lock_owned().unwrap());

@@ -34,7 +34,7 @@ struct Pair<'a> {
     model: Server,
     random: Random,
     counts: Counts,
-    /// The listeners of the two channels that the real server has at present.
+    /// The present numbers of subscribers of the two channels at the real server.
     heard: Option<(u32, i64)>,
 }
 
@@ -111,7 +111,7 @@ impl Pair<'_> {
         let call = call(&self.site, &client, &wired);
         let (real, state) = self.run(&call);
         let expected = value(reply);
-        // The reply to a renewal also says whether the lease is too long.
+        // The reply to a renewal also says whether the lease is too long, so drop this part.
         let real = match real {
             Value::Array(held) if what == "renew" && held == [Value::Int(2)] => {
                 Value::Array(vec![Value::Int(1)])
@@ -128,7 +128,7 @@ impl Pair<'_> {
             .map_err(|it| format!("{request:?} by {name} for {lease}: {it}; before {before}"))
     }
 
-    /// Advances the time, and makes clients begin or stop to listen.
+    /// Advances the time, and makes clients subscribe or unsubscribe.
     fn prepare(&mut self) {
         let past = if self.random.percent(2) { -1_500 } else { 0 };
         let passed = self.random.one_of(&[

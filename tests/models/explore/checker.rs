@@ -52,8 +52,8 @@ impl fmt::Display for Seen {
 }
 
 impl Setting {
-    /// Explores breadth first until `most` states were reached. A state counts as often as there
-    /// are steps that lead to it.
+    /// Explores breadth first until `most` states were reached. A state is counted once for each
+    /// step that leads to it.
     pub(crate) fn explore(&self, most: usize) -> Seen {
         let checker = self.clone().checker().target_state_count(most).spawn_bfs().join();
         let broken = checker.discovery(RULES).map(|path| told(self, &path.into_actions()));

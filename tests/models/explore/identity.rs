@@ -1,22 +1,21 @@
-//! Decides which states count as the same. Such states differ only in their clocks, or in the names
-//! of processes of the same kind.
+//! Decides which states are treated as the same. Such states differ only in their clocks, or in the
+//! names of processes of the same kind.
 //!
 //! The numbers in the library's state machine are private. But a hasher receives all of them, and
 //! each kind of number has its own range. For the processes' times, the hasher uses the distance
 //! from now. For the server's times, it uses the distance from the server's present time. For
-//! tokens and for the server's old times, it uses only their order. All times of the processes that
-//! are older than [`OLD`] count as equal, because no lease and no pause is that long.
+//! tokens and for the server's old times, it uses only their order. Times of a process that are
+//! older than [`OLD`] are treated as equal, because no lease and no pause is that long.
 
 use std::hash::{Hash, Hasher};
 
 use super::process::MS;
 use super::world::{OWN, SERVER, TOKENS, World};
 
-/// The age in ms from which times count as equal.
+/// The age in ms from which times are treated as equal.
 const OLD: u64 = 8_000;
 
-/// A hasher that collects all numbers, and keeps those whose order matters and whose value does
-/// not.
+/// A hasher that collects all numbers, and keeps the numbers of which only the order matters.
 struct Ranks<'a> {
     world: &'a World,
     seen: Vec<u64>,
@@ -147,7 +146,7 @@ impl World {
         (&server.asked, server.token, self.last, &self.late, &self.processes).hash(ranks);
     }
 
-    /// Returns a number that is equal for states that count as the same.
+    /// Returns a number that is equal for states that are treated as the same.
     pub(crate) fn identity(&self) -> u64 {
         let mut ranks = Ranks { world: self, seen: Vec::new() };
         self.see(&mut ranks);

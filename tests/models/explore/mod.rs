@@ -27,7 +27,7 @@ use settings::{DIFFERENCES, LARGE, MUTANTS, SMALL};
 /// With this seed, random requests find each planted difference early.
 const QUICK: u64 = 4;
 /// The maximum number of states to explore, in a large setting and in a setting with a bug. A state
-/// counts as often as there are steps that lead to it.
+/// is counted once for each step that leads to it.
 const MANY: usize = 40_000_000;
 const FEW: usize = 3_000_000;
 
@@ -54,7 +54,7 @@ fn large_settings_keep_the_rules() {
     }
 }
 
-/// An exploration without a finding proves something only if it would find known bugs.
+/// An exploration that finds no bug proves something only if it would find known bugs.
 #[test]
 fn each_known_bug_is_found() {
     let mut unnoticed = Vec::new();

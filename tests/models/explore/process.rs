@@ -1,4 +1,4 @@
-//! One process: the library's entry (`src/ask/entry.rs`) and its surroundings, which are the thread
+//! One process: the library's state machine of a queue entry (`src/ask/entry.rs`), with the thread
 //! that waits, its connections, and its hold.
 
 use std::collections::VecDeque;
@@ -36,7 +36,7 @@ pub(crate) enum Flaw {
     NothingLater,
     /// The holder does not notice that its hold has ended.
     TellsNoLoss,
-    /// A process asks only after a message.
+    /// A process sends a request only after a message.
     NeverPolls,
 }
 
@@ -83,7 +83,7 @@ pub(crate) enum Channel {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Line<T> {
     pub(crate) there: VecDeque<T>,
-    /// Whether the first item may be arbitrarily late.
+    /// Whether the first item may arrive at any later time.
     pub(crate) is_slow: bool,
 }
 
@@ -136,13 +136,15 @@ pub(crate) struct Process {
     pub(crate) requests: Line<Sent>,
     pub(crate) replies: Line<(Sent, Reply)>,
     pub(crate) messages: Line<Heard>,
-    /// The owners to give up again, because a copy of one of their requests may arrive late.
+    /// The owners that the process must give up again, because a copy of one of their requests may
+    /// arrive late.
     pub(crate) undone: Vec<Owner>,
     /// Whether the process is giving these owners up now.
     pub(crate) undoes: bool,
     /// Whether the server's clock was set forward during the wait or the hold.
     pub(crate) is_disturbed: bool,
-    /// Whether the process may have missed a message with its grant, so that it must ask.
+    /// Whether the process may have missed a message with its grant, so that it must send a
+    /// request.
     pub(crate) is_deaf: bool,
 }
 
@@ -242,7 +244,8 @@ impl Process {
         !wait.is_asking && wait.inbox.is_empty() && is_due
     }
 
-    /// Whether a message, a timer or a reply will make the process ask before its next poll is due.
+    /// Whether a message, a timer or a reply will make the process send a request before its next
+    /// regular request.
     pub(crate) fn will_ask(&self, now: u64, flaw: Option<Flaw>) -> bool {
         let State::Waiting(wait) = &self.state else { return false };
         let at = wait.entry.ask_at();
@@ -397,8 +400,7 @@ impl Process {
     }
 
     /// The connection broke during a request, so the request may run twice, late, or never. The
-    /// connection sends a copy. If the connection breaks again while it sends the copy, the waiter
-    /// asks again.
+    /// connection sends a copy. If the copy is lost, too, the waiter sends another request.
     pub(crate) fn in_doubt(&mut self, now: u64, sent: Sent) {
         match (&mut self.state, sent.request) {
             (_, Request::Release { .. } | Request::GiveUp { .. }) => {

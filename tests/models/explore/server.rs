@@ -35,7 +35,8 @@ pub(crate) struct Owner {
     pub(crate) writes: bool,
 }
 
-/// The beginning and the count of a chain, as in a release. Zero if they are unknown.
+/// A chain of grants among redlatch's processes: its beginning and its number of grants, as a
+/// release sends them. Zero if they are unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Chain {
     pub(crate) since: i64,
@@ -109,7 +110,7 @@ pub(crate) enum Bug {
     ReaderPassesWriter,
     OnlyFirstReader,
     FirstReaderFrees,
-    /// If a reader asks again, its expired timeout is not created again.
+    /// If a reader sends another request, its expired timeout is not created again.
     LapsedTimeoutStays,
     TakenInWindow,
     NobodyToldOfWindow,
@@ -134,10 +135,10 @@ pub(crate) struct Server {
     pub(crate) timeouts: Vec<(Owner, i64)>,
     pub(crate) queue: Vec<Owner>,
     pub(crate) queue_ends: i64,
-    /// How long the queue exists after the last request.
+    /// The time for which the queue exists after the last request.
     pub(crate) kept: i64,
-    /// The owners that have asked again. For each such owner, the beginning of its wait, and the
-    /// time until which the server counts it as not silent.
+    /// The owners that have sent more than one request. For each such owner, the beginning of its
+    /// wait, and the time until which the server does not treat it as silent.
     pub(crate) asked: Vec<(Owner, i64, i64)>,
     pub(crate) window: Option<i64>,
     pub(crate) token: u64,
@@ -318,7 +319,7 @@ impl Server {
         Reply::Granted { already, places: self.queue.len() as i64, token }
     }
 
-    /// Whether the owner could join the holders if no other owner waited.
+    /// Whether the mode of the owner agrees with the present holders, without regard to waiters.
     fn may_enter(&self, owner: Owner) -> bool {
         match self.mode {
             _ if self.has(Bug::TakenThoughHeld) => true,
@@ -361,7 +362,8 @@ impl Server {
             self.mode = Some(Mode::Write);
         }
         self.ends = self.ends.max(ends);
-        // An owner in the queue may ask, and succeeds if it already has the lock.
+        // An owner in the queue may send this request, which succeeds if the owner already has the
+        // lock.
         if !self.is_held_by(owner) {
             self.holders.push(owner);
         }
@@ -435,9 +437,9 @@ impl Server {
         }
     }
 
-    /// Grants the lock to the first waiter that listens. If this waiter reads, also grants it to
-    /// all readers directly behind it. Returns whether `asker`, which gets the reply, was granted
-    /// the lock. Without an asker, returns whether any owner was granted the lock.
+    /// Grants the lock to the first waiter that has a subscription. If this waiter reads, also
+    /// grants it to all readers directly behind it. Returns whether `asker`, the sender of the
+    /// request, got the lock. Without an asker, returns whether any owner got the lock.
     fn grant(&mut self, chain: Chain, asker: Option<(Owner, i64)>) -> bool {
         let (mut granted, mut asked) = (false, false);
         while let Some(head) = self.queue.first().copied() {
@@ -526,7 +528,7 @@ impl Server {
             return self.leave(owner, Chain { since, count }, by_writer);
         }
         self.free();
-        // The shortcut grants the lock without a check of the chain's age.
+        // The shortcut `hand_over.lua` grants the lock without a check of the chain's age.
         let now = self.now;
         let is_young = since == 0 || since > 0 && (now - since).abs() < MIN_CHAIN_AGE;
         if shortcut && is_young && self.kind == Kind::Lock {

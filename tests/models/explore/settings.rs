@@ -117,7 +117,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     client("nobody asks but after a message", Flaw::NeverPolls, LOCK),
 ];
 
-/// The bugs that a single request shows. The comparison with the server must find these bugs.
+/// The bugs that show in a single request. The comparison with the real server must find them.
 pub(crate) const DIFFERENCES: &[(Kind, Bug)] = &[
     (Kind::Lock, Bug::ReleaseOfAnother),
     (Kind::Lock, Bug::NobodyIsSilent),

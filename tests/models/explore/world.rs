@@ -1,8 +1,8 @@
-//! The server, the processes and the messages in flight between them. This file has every step that
-//! may come next, and the rules that each state must keep.
+//! The server, the processes and the messages in flight between them. This file computes the steps
+//! that may come next, and checks the rules that each state must keep.
 //!
 //! All steps that need no fault happen before time advances: messages arrive and threads run, in
-//! any order. After all these steps, time advances by one step. A fault delays, loses or doubles a
+//! any order. After these steps, time advances by one tick. A fault delays, loses or doubles a
 //! message, pauses or kills a process, or sets the server's clock. A late copy of a request arrives
 //! before its owner is given up for the last time, because the library waits long enough.
 
@@ -19,7 +19,8 @@ pub(crate) const TOKENS: u64 = 1 << 56;
 
 /// The number of ms by which a fault sets the server's clock.
 const JUMP: i64 = 3_003;
-/// A chain that is old enough for a window.
+/// A chain of grants that is old enough for a window, in which only Redisson's clients take the
+/// lock.
 const OLD: Chain = Chain { since: -20, count: 9 };
 
 /// The participants, the faults and the times of an exploration.
@@ -29,12 +30,12 @@ pub(crate) struct Setting {
     /// The processes. `true` stands for a process that writes.
     pub(crate) processes: &'static [bool],
     pub(crate) acquisitions: u8,
-    /// Whether the processes listen from the beginning, as if they had already waited before.
+    /// Whether the processes have a subscription from the beginning, as if they had waited before.
     pub(crate) listen: bool,
     pub(crate) faults: u8,
     pub(crate) allowed: &'static [Fault],
-    /// A step of time, in ms. The step is slightly more than a whole fraction of 2 s, so a lease
-    /// that has ended at the server ends within the step.
+    /// The time of one tick, in ms. It is slightly more than a whole fraction of 2 s, so that a
+    /// lease of 2 s has ended after a whole number of ticks.
     pub(crate) tick: u64,
     pub(crate) lease: u64,
     pub(crate) gives_up: bool,
@@ -327,7 +328,7 @@ impl World {
             Step::Late(at) => {
                 let sent = self.late.remove(at);
                 self.serve(sent, setting);
-                // No thread reads this reply. The owner learns of the grant by its next request.
+                // No thread reads this reply. The owner notices the grant by its next request.
                 let mut all = self.processes.iter_mut();
                 if let Some(process) = all.find(|it| it.present() == Some(sent.owner)) {
                     process.is_deaf = true;
@@ -403,8 +404,8 @@ impl World {
     /// Sends the server's messages to the clients that listen.
     fn deliver(&mut self) {
         for mut message in std::mem::take(&mut self.server.told) {
-            // Removes the parts of a message that no process reads, because they would only
-            // increase the number of states.
+            // Remove the parts of a message that no process reads, because they would only increase
+            // the number of states.
             if let Message::Grant { places, chain, .. } = &mut message {
                 (*places, *chain) = (0, Chain::default());
             }

@@ -16,19 +16,20 @@ pub(crate) const REDISSON_WAIT: i64 = 300_000;
 /// The maximum error of a Redisson client's clock. This error is less than `FAIR_WAIT - PERIOD -
 /// JITTER`.
 pub(crate) const CLOCK_OFFSET: i64 = 6_000;
-/// If a waiter has sent nothing for this time while other waiters got answers, it counts as silent.
-/// The scripts have the same value.
+/// If a waiter has sent nothing for this time while other waiters got replies, the scripts treat it
+/// as silent. The scripts have the same value.
 pub(crate) const SILENT: i64 = 2_000;
 /// The lease of a client with a watchdog.
 pub(crate) const WATCHDOG: i64 = 30_000;
-/// For this time, the threads of a redlatch process pass a hold to each other without a request.
+/// The time for which the threads of a redlatch process pass a hold to each other without a
+/// request.
 pub(crate) const TURN: i64 = 200;
 /// The provisional lease of a grant by message. The scripts have the same value.
 pub(crate) const PROVISIONAL: i64 = 2_000;
 /// The age at which a hold is raised to its lease. A failed raise is repeated after `RAISE_AGAIN`.
 pub(crate) const RAISE: i64 = 50;
 pub(crate) const RAISE_AGAIN: i64 = 400;
-/// How much earlier the deadline of a grant by message is than the end of its lease.
+/// The time by which the deadline of a grant by message is earlier than the end of its lease.
 pub(crate) const DRIFT: i64 = 2;
 
 /// A redlatch process or a Redisson client.
@@ -81,7 +82,7 @@ impl Client {
         &self.uuid
     }
 
-    /// Whether the server counts a listener on the client's channel.
+    /// Whether the server has a subscriber of the client's channel.
     pub(crate) fn is_heard(&self) -> bool {
         self.listens && !self.deaf
     }
@@ -124,13 +125,14 @@ pub(crate) struct Waiter {
     pub(crate) asked: u64,
     /// For a Redisson waiter: whether it sleeps without a time limit.
     pub(crate) sleeps: bool,
-    /// For a redlatch waiter: whether a reply said that a Redisson client may wake it. A waiter
-    /// with such a reply listens on its own channel.
+    /// For a redlatch waiter: whether a reply said that a Redisson client may wake it. If so, the
+    /// waiter subscribes to its own channel.
     pub(crate) by_redisson: bool,
     pub(crate) listens: bool,
-    /// For a redlatch waiter: the server's time of its last refusal. Earlier grants have ended.
+    /// For a redlatch waiter: the server's time of its last refusal. A grant from before this time
+    /// has ended.
     pub(crate) refused: i64,
-    /// For a redlatch waiter: whether it will soon ask again, even without a message.
+    /// For a redlatch waiter: whether it will soon send another request, even without a message.
     pub(crate) asks_soon: bool,
 
     // The following fields are for the rules about the waiter.

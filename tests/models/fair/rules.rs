@@ -11,12 +11,12 @@ use crate::simulated::scripts::Script;
 use crate::simulated::store::is_ours;
 use crate::simulated::wire::hears;
 
-/// The maximum time that a Redisson waiter behind a redlatch waiter may lose: from the last
-/// keep-alive of the redlatch waiter until this waiter counts as dead and another waiter checks.
+/// The maximum time that a Redisson waiter behind a dead redlatch waiter may lose: from the last
+/// keep-alive of the dead waiter until it counts as dead and another waiter checks.
 const TIME_LOST: i64 = FAIR_WAIT + PERIOD + JITTER;
-/// The maximum time until a waiter checks.
+/// The maximum time until a waiter checks the queue.
 const LOOK: i64 = PERIOD + JITTER + 100;
-/// The maximum time that a live head may take after a lost message and two lost replies.
+/// The maximum time that a live first waiter may take after a lost message and two lost replies.
 const SLOW: i64 = LOOK + 2 * 2_000 + LOOK;
 
 /// A script or another event, and the keys after it.
@@ -54,8 +54,8 @@ pub(crate) fn check_step(
         let mut ours_ahead = false;
         for owner in &step.after.queue {
             let waiter = &mut world.waiters[world.by_owner[owner]];
-            // If a waiter comes back to the head, the Redisson waiters behind it keep their
-            // remaining time.
+            // If a waiter comes back to the head of the queue, the Redisson waiters behind it keep
+            // their remaining time.
             ours_ahead |= is_ours(owner) && !waiter.came_back && waiter.phase != Phase::Gone;
             if ours_ahead {
                 waiter.base = waiter.base.max(step.now - TIME_LOST);
@@ -87,7 +87,7 @@ fn check_keys(state: &State) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Only its owner ends a hold. An owner that leaves a lock free notifies the first waiter.
+/// Only the owner of a hold ends it. A script that leaves the lock free notifies the first waiter.
 fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     let Step { before, after, .. } = step;
     let script = step.script;
@@ -120,10 +120,11 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     else {
         return Ok(());
     };
-    // A waiter that sent this keep-alive needs no message: the reply tells it to ask.
+    // The sender of this keep-alive needs no message: the reply makes it send a request.
     let asks = match script {
         Script::KeepAlive => step.args.contains(head),
-        // The first waiter came in the request of a younger waiter, and its client does not listen.
+        // The first waiter was named in the request of a younger waiter, and its client has no
+        // subscription.
         Script::Acquire => step.args[6..].contains(head),
         _ => false,
     };
@@ -151,7 +152,8 @@ fn check_wanted(step: &Step<'_>) -> Result<bool, Broken> {
     Ok(!due.is_empty())
 }
 
-/// A redlatch waiter is notified of Redisson's release, unless it is about to ask anyway.
+/// A redlatch waiter is notified of Redisson's release, unless it is about to send a request
+/// anyway.
 pub(crate) fn check_heard(script: Script, after: &State, world: &World) -> Result<(), Broken> {
     for told in after.told.iter().filter(|told| !told.is_by_ours()) {
         let owner = &told.owner;
@@ -260,8 +262,8 @@ fn check_drop(step: &Step<'_>, w: usize, world: &World) -> Result<(), Broken> {
     Ok(())
 }
 
-/// If an owner is new in the queue, it has asked. The owner came for the first time, or had lost
-/// its entry.
+/// If an owner is new in the queue, it has sent a request. The owner came for the first time, or
+/// had lost its entry.
 fn check_comers(
     step: &Step<'_>,
     world: &mut World,
@@ -272,7 +274,7 @@ fn check_comers(
         && let Some(w) = step.actor
         && step.after.holders.contains(&world.waiters[w].owner)
     {
-        // The waiter's rank comes before the ranks of the waiters that came in its request.
+        // Give this waiter its rank before the waiters that its request names.
         rank_anew(&mut world.waiters[w], serial);
     }
     for owner in &step.after.queue {
@@ -285,8 +287,8 @@ fn check_comers(
         if !step.is_by(owner, world) && !comes_along {
             return Err(format!("{owner} is in the queue without having asked"));
         }
-        // A redlatch waiter that got no reply about its entry does not know of this entry, and asks
-        // again as a new waiter.
+        // A redlatch waiter that got no reply about its entry sends its next request as a new
+        // waiter.
         let is_brought_back = comes_along && step.args[5] == "1";
         let comes_new = waiter.rank.is_none() || waiter.registered.is_none() && !is_brought_back;
         // A grant whose reply was lost may expire before the request is repeated.
@@ -339,7 +341,7 @@ fn base_of(owner: &str, now: i64, state: &State, world: &World) -> Result<i64, B
         }
     }
     // An earlier waiter may have left without subtracting its time from this score. A script may
-    // take this additional time away.
+    // subtract this time later.
     Ok(if ahead.iter().any(|id| is_ours(id)) { base.min(now) } else { base })
 }
 
@@ -388,7 +390,7 @@ fn check_grant(
 }
 
 /// An owner that was silent for long does not get the lock, if another process in the queue sent
-/// requests in that time. The rule holds if only redlatch waiters were in the queue.
+/// requests in that time. The rule applies only if all waiters in the queue are redlatch's.
 fn check_speaks(owner: &str, step: &Step<'_>, world: &World) -> Result<(), Broken> {
     let since = |waiter: &Waiter| {
         let client = &world.clients[waiter.client];
@@ -416,7 +418,7 @@ fn check_speaks(owner: &str, step: &Step<'_>, world: &World) -> Result<(), Broke
     Ok(())
 }
 
-/// Gives a rank to a new waiter, or to a waiter that has been served without knowing it.
+/// Gives a rank to a new waiter, or to a waiter that got the lock without knowing it.
 fn rank_anew(waiter: &mut Waiter, serial: &mut u64) {
     if waiter.rank.is_none() || waiter.served && waiter.registered.is_none() {
         *serial += 1;
@@ -425,8 +427,8 @@ fn rank_anew(waiter: &mut Waiter, serial: &mut u64) {
     }
 }
 
-/// No waiter that came earlier is still waiting with a right to its entry. (A thread that passes a
-/// hold on does not know the waiters that came back to the head after the grant.)
+/// No waiter that came earlier is still waiting with a right to its entry. A thread that passes a
+/// hold on does not know the waiters that came back to the head after the grant.
 pub(crate) fn check_order(granted: usize, passed: bool, world: &World) -> Result<(), Broken> {
     let granted = &world.waiters[granted];
     let is_entitled = |waiter: &Waiter| {

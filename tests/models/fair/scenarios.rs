@@ -62,7 +62,7 @@ impl Direct {
         self.run_ours(Script::Release, &[&[owner], passed].concat())
     }
 
-    /// Makes a held lock free in one of several ways, or leaves it free.
+    /// Makes a held lock free, in one of several ways.
     fn free(&mut self, form: usize) {
         match form {
             0 => assert_eq!(self.release(&ours(1), &[]).unwrap(), Some(1)),
@@ -94,7 +94,8 @@ impl Direct {
         self.run_ours(Script::ForceUnlock, &[])
     }
 
-    /// Returns the time at which the next keep-alive is due, and the owners that should ask.
+    /// Returns the time at which the next keep-alive is due, and the owners that should send a
+    /// request.
     fn keep_alive(&mut self, owners: &[&str]) -> RedisResult<(i64, Vec<String>)> {
         self.keep_alive_if("0", owners)
     }
@@ -183,7 +184,7 @@ fn an_acquisition_of_a_fair_lock_costs_a_known_number_of_commands() {
     assert!(eight <= 8 * 10, "{eight} commands for eight acquisitions");
     assert_eq!(direct.left(), 0);
 
-    // The waiters come in one request.
+    // One request names all the waiters.
     assert!(direct.takes(&ours(1), false));
     let owners: Vec<_> = (2..=9).map(ours).collect();
     let owners: Vec<_> = owners.iter().map(String::as_str).collect();
@@ -210,7 +211,8 @@ fn the_lock_is_handed_to_the_first_that_listens() {
         let mut listener = listener(&server, &ours(2));
         let deaf = "33333333-3333-8333-8333-333333333333:1";
         assert!(direct.takes(&ours(1), false));
-        // A monitor listens to all channels. The dead process must still not count as listening.
+        // A monitor subscribes to all channels. The scripts must still treat the dead process as
+        // dead.
         let mut monitor = server.connection();
         redis::cmd("PSUBSCRIBE").arg("*").exec(&mut monitor).unwrap();
         for owner in [deaf, &ours(2), &ours(3), &ours(4), JAVA] {
@@ -234,9 +236,9 @@ fn the_lock_is_handed_to_the_first_that_listens() {
     }
 }
 
-/// If a waiter's client does not listen yet, the waiter keeps its entry until it asks again or
-/// sends a keep-alive. When the waiter asks again, its client listens, and a client that never asks
-/// again is gone.
+/// If a waiter's client has not subscribed yet, the waiter keeps its entry until its second request
+/// or keep-alive. By then a live client has subscribed, and a client that sends nothing more is
+/// gone.
 #[test]
 fn a_waiter_that_has_just_come_is_handed_the_lock_unheard() {
     let server = server();
@@ -258,7 +260,7 @@ fn a_waiter_that_has_just_come_is_handed_the_lock_unheard() {
         assert_eq!(owner, [expected], "{form} {then}");
         if then == 0 {
             let left: i64 = direct.command(&["PTTL", LOCK]);
-            // (The lease is not the 30 s that the owner asked for.)
+            // The lease is not the 30 s that the owner requested.
             assert!((1..=2_000).contains(&left), "{left}");
             assert!(direct.takes(new, true));
         }
@@ -292,9 +294,9 @@ fn a_request_sent_again_changes_nothing() {
     assert_eq!(direct.left(), 0);
 }
 
-/// Waiters that come in one request are queued one behind the other. If the first such waiter has
-/// the lock, the other waiters have the entries behind it. Waiters that were already in the queue
-/// keep their positions.
+/// Waiters that one request names are queued one behind the other. If the first of them has the
+/// lock, the other waiters have the entries behind it. Waiters that were already in the queue keep
+/// their positions.
 #[test]
 fn a_request_of_many_that_is_sent_again_changes_nothing() {
     let server = server();
@@ -346,7 +348,7 @@ fn without_memory_the_queue_moves_on() {
     assert_eq!(direct.release(&ours(1), &[]).unwrap(), Some(1));
     assert!(direct.takes(&ours(2), true));
     assert_eq!(direct.give_up(&ours(4)).unwrap(), 1);
-    // The queue's keys are deleted. A waiter that asks again gets a new entry.
+    // The queue's keys are deleted. The next request of a waiter gets a new entry.
     let _: i64 = direct.command(&["DEL", QUEUE, TIMEOUTS]);
     assert!(!direct.takes(&ours(5), true));
     assert_eq!(direct.queue(), [ours(5)]);
@@ -568,7 +570,7 @@ fn situation(direct: &mut Direct, number: usize) {
 const SITUATIONS: usize = 9;
 
 /// Whichever command is refused, the lock expires, and each owner in the list has a score. The
-/// owner that asks is in the state that the reply describes, or in its earlier state.
+/// owner of the request is in the state that the reply describes, or in its earlier state.
 #[test]
 fn a_refused_command_leaves_nothing_half_done() {
     let server = server();
@@ -621,8 +623,8 @@ fn refuse_everything(server: &Server, deaf: bool) {
                     Ok(None) => {}
                     Err(_) => {
                         let held = before.holders.contains(&owner) || before.list.contains(&owner);
-                        // An owner that asks again may get its entry again, although the request
-                        // fails. The client then gives this entry up.
+                        // The second request of an owner may add its entry again and then fail. The
+                        // client then gives this entry up.
                         let comes_back = !holds && (2..=3).contains(&action);
                         assert!(!holds && !waits || held || comes_back, "{what}");
                     }
@@ -748,8 +750,8 @@ fn lost_keys_strand_no_waiter() {
     assert_eq!(direct.left(), 0);
 }
 
-/// A silent waiter is skipped if the process that reports it as silent has itself sent requests and
-/// received replies before.
+/// A silent waiter is skipped if the process that reports it as silent has itself had replies to
+/// its requests.
 #[test]
 fn a_waiter_silent_while_others_are_heard_is_passed_and_keeps_its_place() {
     let server = server();

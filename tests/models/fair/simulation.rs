@@ -19,19 +19,19 @@ use crate::simulated::summary::Summary;
 
 const START: i64 = 1_763_692_800_000;
 const HOUR: i64 = 3_600_000;
-/// The maximum time until a waiting process has asked.
+/// The maximum time until a waiting process has sent a request.
 const ASKED_WITHIN: i64 = PERIOD + JITTER + 50;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
     Arrive(usize),
     Ask(usize),
-    /// The waiter asks, unless it has already asked since then.
+    /// The waiter sends a request, unless it has sent one since this event was planned.
     AskAfter(usize, u64),
     GiveUp(usize),
     /// A message for the waiter has reached its redlatch client.
     Told(usize, Message),
-    /// The waiter is subscribed to the channel on which Redisson wakes it.
+    /// The waiter's subscription to the channel on which Redisson wakes it is confirmed.
     Listens(usize),
     /// A request arrives from a waiter that has given up.
     Late(usize),
@@ -172,8 +172,8 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// While a healthy redlatch process waits, a lease that nobody releases costs only its own
-    /// time.
+    /// If a hold ends with its lease while a healthy redlatch process waits, the lock must not stay
+    /// free after that.
     fn check_unclaimed(&mut self, now: i64) -> Result<(), Broken> {
         let head = self.state.head();
         if !self.state.holders.is_empty() || !head.is_some_and(is_ours) {
@@ -323,7 +323,7 @@ impl<'a> Simulation<'a> {
         common.iter().chain(own).map(|arg| (*arg).to_owned()).collect()
     }
 
-    /// A deaf client has lost the connection for messages.
+    /// Sets whether a client is deaf: it has lost the connection for messages.
     fn set_deaf(&mut self, client: usize, deaf: bool) {
         self.world.clients[client].deaf = deaf;
         let Client { is_ours, listens, .. } = self.world.clients[client];
@@ -343,7 +343,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Makes the waiter's client listen to its own channel.
+    /// Subscribes the waiter's client to its own channel.
     pub(crate) fn listen(&mut self, w: usize) {
         let client = self.world.waiters[w].client;
         self.world.clients[client].listens = true;

@@ -49,7 +49,7 @@ const TEXTS: Texts = &[
 ];
 
 pub(crate) fn scripts() -> Scripts {
-    // There are few waiters in the model, but the scripts must treat them as many.
+    // The model has few waiters. Change the limits, so that the scripts treat them as many.
     let (few, none) = ("local SHORT_QUEUE, TAIL = 32, 16", "local SHORT_QUEUE, TAIL = 0, 3");
     Scripts::of(TEXTS).with(Script::KeepAlive, few, none)
 }
@@ -60,7 +60,7 @@ pub(crate) struct State {
     pub(crate) holders: Vec<String>,
     pub(crate) queue: Vec<String>,
     pub(crate) scores: HashMap<String, i64>,
-    /// The owners whose scores say that their clients will soon listen.
+    /// The owners whose scores say that their clients will soon have subscribed.
     pub(crate) just_come: HashSet<String>,
     pub(crate) lease_ends: Option<i64>,
     pub(crate) told: Vec<Told>,
@@ -78,10 +78,10 @@ pub(crate) struct Told {
 /// A message to a waiter.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Message {
-    /// The waiter should ask. The message comes on the waiter's own channel, on which Redisson
-    /// wakes it.
+    /// The waiter should send a request. The message comes on the waiter's own channel, on which
+    /// Redisson wakes it.
     Alone,
-    /// The waiter should ask. The message comes on the channel of its client.
+    /// The waiter should send a request. The message comes on the channel of its client.
     Ask,
     /// The waiter has the lock. The message comes on the channel of its client.
     Grant(Grant),

@@ -17,7 +17,7 @@ use crate::simulated::scripts::Script;
 
 /// The minimum and the maximum time until a client notices a lost reply.
 const NO_ANSWER: (i64, i64) = (300, 2_000);
-/// A Redisson client may ask without a pause, but the model pauses.
+/// The pause between two requests of a Redisson client. A real client may have no pause.
 const REDISSON_PAUSE: i64 = 200;
 
 impl Simulation<'_> {
@@ -40,7 +40,7 @@ impl Simulation<'_> {
             self.ask_redisson(w)?;
             return self.listen_and_ask_again(w);
         }
-        // The client listens before the waiter's first request, because the reply may take long.
+        // Subscribe the client before the waiter's first request, because the reply may take long.
         let client = self.world.waiters[w].client;
         if !self.world.clients[client].keeps_alive {
             self.world.clients[client].keeps_alive = true;
@@ -68,7 +68,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// The waiter arrives, and has not asked yet.
+    /// The waiter arrives, and has not sent a request yet.
     fn come(&mut self, w: usize) {
         self.name(w);
         self.world.waiters[w].phase = Phase::Waiting;
@@ -81,7 +81,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Other waiters of the same client come in this waiter's request, earlier than planned.
+    /// Adds other waiters of the same client to this waiter's request, earlier than planned.
     fn bring_others(&mut self, w: usize) {
         for other in 0..self.world.waiters.len() {
             let waiter = &self.world.waiters[other];
@@ -167,7 +167,7 @@ impl Simulation<'_> {
         self.step(None, None, &[], after)
     }
 
-    /// The whole lease, counted from the grant, replaces the provisional lease.
+    /// Replaces the short lease of a grant by message by the full lease, counted from the grant.
     pub(crate) fn raise(&mut self, w: usize) -> Result<(), Broken> {
         let Phase::Holding(number) = self.world.waiters[w].phase else {
             return Ok(());
@@ -233,8 +233,8 @@ impl Simulation<'_> {
 
     // ---- redlatch's clients ---------------------------------------------------------------
 
-    /// A queued owner first asks only for itself. If it has lost its entry, it asks for all waiters
-    /// of its client.
+    /// Sends a request of a queued owner, at first only for itself. If the owner has lost its
+    /// entry, sends a request for all waiters of its client.
     pub(crate) fn request(&mut self, w: usize) -> Result<Value, Broken> {
         if self.world.waiters[w].registered.is_some() {
             let reply = self.request_as(w, "2")?;
@@ -245,7 +245,7 @@ impl Simulation<'_> {
             if !matches!(&reply, Value::Array(parts) if parts.get(3) == Some(&Value::Int(1))) {
                 return Ok(reply);
             }
-            // The owners that came back with this owner do not know yet that Redisson may wake
+            // The owners that got entries by this request do not know yet that Redisson may wake
             // them.
             for other in self.world.waiting_of(self.world.waiters[w].client) {
                 if other != w && self.world.waiters[other].registered.is_some() {
@@ -280,7 +280,8 @@ impl Simulation<'_> {
         let reply = self.request(w)?;
         let waiter = &self.world.waiters[w];
         if waiter.registered.is_some() && self.random.percent(8) {
-            // The reply is lost. The waiter asks again after some time, unless it has to leave.
+            // The reply is lost. The waiter sends another request after some time, unless its wait
+            // ends before.
             if waiter.deadline.is_some() && self.random.percent(50) {
                 self.soon(Event::GiveUp(w));
             }
@@ -339,7 +340,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// The server has answered, at its time `server`, that the waiter is in the queue.
+    /// Handles the reply that the waiter is in the queue. `server` is the server's time of the
+    /// reply.
     fn queued(&mut self, w: usize, server: i64, by_redisson: bool) -> Result<(), Broken> {
         let now = self.now;
         let waiter = &mut self.world.waiters[w];
@@ -466,8 +468,8 @@ impl Simulation<'_> {
         self.send(Some(w), Script::Release, &args)
     }
 
-    /// If a lost hold was passed on, the owners to which it was passed must not stay at the head of
-    /// the queue.
+    /// Ends a lost hold. If it was passed on, the owners to which it was passed must not stay at
+    /// the head of the queue.
     pub(crate) fn lost(&mut self, w: usize) -> Result<(), Broken> {
         let Phase::Holding(hold) = self.world.waiters[w].phase else {
             return Ok(());
@@ -555,8 +557,8 @@ impl Simulation<'_> {
         let old = self.world.client_of(w).is_old;
         let script = if old { Script::RedissonAcquire3 } else { Script::RedissonAcquire };
         let reply = self.send(Some(w), script, &args)?;
-        // A Redisson waiter without remaining time waits only for a message. A waiter has no
-        // remaining time if it comes when the last waiter in the queue has used up its time.
+        // A Redisson waiter without remaining time waits only for a message. This happens if the
+        // last waiter in the queue has used up its time when the waiter comes.
         self.world.waiters[w].sleeps = matches!(reply, Value::Int(left) if left < 0);
         match reply {
             Value::Nil => self.hold(w, VecDeque::new(), None),

@@ -8,7 +8,7 @@ use crate::simulated::wire::{Chain, Message, Refused, Reply, Request, What, Whos
 
 /// The server's clock in ms at the time 0 of the process's clock.
 const SERVER: i64 = 1_763_692_800_000;
-/// How much earlier the deadline of a lease by message is than its end.
+/// The time by which the deadline of a grant by message is earlier than the end of its lease.
 const DRIFT: Time = 3 * MS;
 const CHAIN: Chain = Chain { since: SERVER, count: 3 };
 
@@ -93,8 +93,8 @@ fn at(outputs: &[Output], timer: Timer) -> Option<Time> {
 fn a_deadline_by_message_counts_from_the_last_exchange() {
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.granted(700 * MS, 600 * MS), Ok(2_600 * MS - DRIFT));
-    // If the server's clock was set forward in the meantime, the deadline counts at the latest from
-    // the receipt of the message.
+    // The server's clock may have been set forward. So the deadline counts from the receipt of the
+    // message, or from an earlier time.
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.granted(700 * MS, 9 * SECOND), Ok(2_700 * MS - DRIFT));
     // Before the first reply, the deadline counts from the first request.
@@ -126,7 +126,7 @@ fn a_refusal_that_is_younger_than_the_grant_voids_it() {
     assert!(tried.granted(700 * MS, 600 * MS).unwrap_err().is_empty());
     let outputs = tried.refused(800 * MS, 0, Whose::Ours, true);
     assert!(sends(&outputs, &Request::Acquire { number: 1, lease: LEASE, again: None }));
-    // A refusal from before the grant says nothing about the grant.
+    // A refusal with a time before the grant does not end the grant.
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.asks(500 * MS, Input::Subscribed), 1);
     assert!(tried.granted(700 * MS, 600 * MS).unwrap_err().is_empty());
@@ -139,7 +139,7 @@ fn a_grant_without_a_waiter_is_given_back() {
     let mut tried = Tried::waiting(100 * MS);
     let back = Request::GiveUp { number: 7, chain: CHAIN };
     assert!(sends(&tried.on(MS, Input::Message(grant(7, 0))), &back));
-    // A grant of a lock that the process already has is the second copy of the message.
+    // The process already has the lock, so this message repeats its grant.
     tried.granted(700 * MS, 600 * MS).unwrap();
     assert!(tried.on(701 * MS, Input::Message(grant(1, 600 * MS))).is_empty());
     // A thread that leaves does not wait for the reply, although the reply may be a grant.
@@ -164,7 +164,8 @@ fn the_first_two_listen_while_redisson_has_the_lock() {
         let outputs = tried.refused(0, place, whose, true);
         let listened = outputs.iter().any(|output| matches!(output, Output::Listen));
         assert_eq!(listened, listens, "{place} {whose:?}");
-        // The message makes the first waiter ask at once, and the second waiter a little later.
+        // The message makes the first waiter send a request at once, and the second waiter a little
+        // later.
         let outputs = tried.on(MS, Input::Public);
         match place {
             0 => {
@@ -185,7 +186,7 @@ fn a_subscription_that_missed_a_message_is_renewed() {
         let outputs = tried.on(SECOND, Input::Timer(Timer::Suspect(1)));
         outputs.iter().any(|output| matches!(output, Output::Resubscribe))
     };
-    // The process was granted the lock or dropped from the queue, but the message was lost.
+    // The process got the lock or was dropped from the queue, but the message was lost.
     let mut tried = Tried::waiting(0);
     tried.reply(700 * MS, Reply::Granted { already: true, token: None });
     assert!(renews(&mut tried));
@@ -212,7 +213,7 @@ fn a_waiter_asks_once_subscribed_after_a_message_and_at_each_poll() {
     assert_eq!(at(&tried.on(10 * MS, Input::Message(open)), Timer::Ask(1, 3)), Some(14 * MS));
     let mut tried = Tried::new();
     tried.on(0, Input::Lock);
-    // The process asks once during a provisional lease, whatever its position is.
+    // At any position, the process sends one request during the short lease of a grant by message.
     let first = at(&tried.refused(0, 1, Whose::Ours, true), Timer::Ask(1, 1)).unwrap();
     let next = at(&tried.refused(0, 2, Whose::Ours, false), Timer::Ask(1, 2)).unwrap();
     assert!([first, next].iter().all(|at| (800 * MS..=1_201 * MS).contains(at)));
@@ -229,7 +230,8 @@ fn a_hold_by_message_is_raised_once_it_lasts() {
     let raise = Request::Renew { number: 1, lease: LEASE };
     let outputs = tried.on(650 * MS, Input::Timer(Timer::Raise(1)));
     assert!(sends(&outputs, &raise));
-    // The raise is repeated until there is a reply, three times before the provisional lease ends.
+    // The renewal to the full lease is repeated until there is a reply, three times before the
+    // short lease ends.
     assert_eq!(at(&outputs, Timer::Raise(1)), Some(1_050 * MS));
     let reply = Reply::Renewed(true);
     let outputs = tried.on(700 * MS, Input::Reply { sent: 650 * MS, request: raise, reply });

@@ -4,9 +4,9 @@
 //! In simulated minutes, redlatch processes and Redisson clients take one lock, or two locks with
 //! similar names. Random clients give up, are killed, paused and cut off. Requests and replies are
 //! lost, repeated and late. Keys are deleted, the server runs out of memory, and clocks jump. After
-//! every script the keys are checked against the rules (`simulated/rules.rs`): no two owners are
-//! inside, no waiter is skipped, none waits for a free lock, and nothing is left behind. A script of
-//! a hold never runs after that hold's end or under another hold.
+//! every script the keys are checked against the rules (`simulated/rules.rs`): no two owners hold
+//! the lock, no waiter is skipped, no waiter waits for a free lock, and no key is left at the end.
+//! A script of a hold never runs after that hold's end or under another hold.
 
 mod kind;
 mod machine;

@@ -49,7 +49,7 @@ fn a_hand_over_costs_two_scripts_and_few_commands() {
     });
     assert!(direct.takes(1));
     let queued = direct.commands_of(|direct| assert_eq!(direct.place(2), 0));
-    // With this number the client expects that the lock is held.
+    // With this owner number the client sends the script for a lock that is probably held.
     let knowing = Request::Acquire { number: 2, lease: LEASE, again: None };
     let queued_knowing = direct.commands_of(|direct| {
         assert!(matches!(direct.run(3, &knowing), Reply::Refused(_)));
@@ -60,7 +60,7 @@ fn a_hand_over_costs_two_scripts_and_few_commands() {
     assert!(alone <= 8 && queued <= 7 && queued_knowing <= 6 && handed <= 9);
     let Message { number, what, database, lock } = listener.hears();
     assert_eq!((number, database, lock.as_str()), (1, 0, "orders"));
-    // The scripts do not report such a young chain, so the new holder begins a chain.
+    // Clients send no chain that is so young, so the new holder begins a new chain.
     assert!(matches!(what, What::Grant { lease: 2_000, places: 0, chain, .. } if chain.count == 1));
     let left: i64 = direct.command(&["PTTL", "orders"]);
     assert!((1..=2_000).contains(&left));
@@ -175,7 +175,7 @@ fn without_memory_the_queue_moves_on() {
 }
 
 /// A key that does not expire, that has several fields, or that has another type is not a lock.
-/// Every owner that asks gets an error, and the key does not change.
+/// Every request gets an error, and the key does not change.
 #[test]
 fn something_else_under_the_name_is_an_error() {
     let server = server();
@@ -202,7 +202,7 @@ fn something_else_under_the_name_is_an_error() {
     }
 }
 
-/// Each client that asks, waits or releases gets an error, and nothing is changed.
+/// Each request to take, wait or release gets an error, and nothing is changed.
 #[test]
 fn something_else_under_the_queue_is_an_error() {
     let server = server();
@@ -262,7 +262,7 @@ fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
         check(&mut master, "acquire");
         let is_held = master.holder() == Some(1);
         assert_eq!(matches!(reply, Reply::Granted { .. }), is_held, "{denied}: {reply:?}");
-        // The owner is refused and has an entry, or there is an error and no entry.
+        // The owner gets an entry in the queue, or an error and no entry.
         let () = master.command(&["FLUSHALL"]);
         assert!(master.takes(1));
         let reply = user.acquire(2);
@@ -326,7 +326,7 @@ fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
         for since in [0, -5_000, 1] {
             let request = Request::Release { number: 1, chain: Chain { since, count: 1 } };
             if !waits {
-                // Only the public message is not allowed.
+                // The user may send all messages except the public message.
                 assert!(mute.takes(1));
                 let free = mute.raw(1, &request).map_err(|error| error.to_string());
                 ensure(free == Ok(Value::Int(5)), &format!("a mute release: {free:?}"))?;
@@ -372,8 +372,8 @@ fn mute_waiter(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The holder's client is of an older version. The number of the holder's owner is odd only by
-/// chance.
+/// The holder's client is of an older version. The number of the holder's owner has no flags, and
+/// is odd only by chance.
 fn older(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     let holder = format!("{}:7", uuid(true, 1));
@@ -416,8 +416,8 @@ fn a_replica_gives_no_client_a_place() {
 fn a_shortcut_does_the_same_as_the_rest_would() {
     let server = server();
     shortcuts_do_the_same_as_the_rest_would(&server);
-    // The comparison is repeated with listeners to the public channel: first a redlatch waiter,
-    // then also a Redisson waiter.
+    // Repeat the comparison with subscribers of the public channel: first a redlatch waiter, then
+    // also a Redisson waiter.
     let public = orders().public;
     let companion = format!("{public}:redlatch");
     let listen = |channels: &[&String]| {
@@ -473,8 +473,8 @@ fn shortcuts_do_the_same_as_the_rest_would(server: &Server) {
         release(-5_000),
         release(1),
     ];
-    // All commands except HRANDFIELD, which a free lock does not need, and except HEXISTS and DEL,
-    // because HDEL alone releases a lock.
+    // These are all commands except three. A free lock does not need HRANDFIELD, and a release
+    // needs only HDEL, not HEXISTS and DEL.
     let denied = "exists hset pexpire time hdel publish lpop lpos lrem rpush pttl llen pubsub set";
     shortcuts::check(server, &site, &states, &requests, denied);
 }
@@ -493,8 +493,8 @@ fn ask_again(direct: &mut Direct, client: usize, waited: i64, late: Option<i64>)
     direct.run(client, &Request::Acquire { number: 1, lease: LEASE, again })
 }
 
-/// Returns a lock whose lease has ended, with three listening clients in the queue. The first
-/// client was the holder.
+/// Returns a lock whose lease has ended, with three clients in the queue that have subscriptions.
+/// The first client was the holder.
 fn lapsed(server: &Server, scripts: &Scripts) -> (Direct, Vec<Listener>) {
     let mut direct = direct(server, scripts);
     let listeners = (2..=4).map(|client| Listener::new(server, orders(), client)).collect();
@@ -512,13 +512,13 @@ fn lapsed(server: &Server, scripts: &Scripts) -> (Direct, Vec<Listener>) {
 }
 
 fn silent(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
-    // Only the last client has asked again.
+    // Only the last client sends a second request.
     let (mut direct, _listeners) = lapsed(server, scripts);
     let reply = ask_again(&mut direct, 4, 2_500, Some(0));
     let is_granted = matches!(reply, Reply::Granted { .. });
     ensure(is_granted, "the asker stands behind the silent")?;
-    // A process that has just asked is not silent. (A Redisson holder leaves nothing for a
-    // shortcut.)
+    // A process that has just sent a request is not silent. After a Redisson holder, the scripts
+    // take no shortcut.
     for is_ours in [true, false] {
         let (mut direct, _listeners) = lapsed(server, scripts);
         let holder = format!("{}:1", uuid(is_ours, 5));
@@ -547,7 +547,8 @@ fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     ask_again(&mut direct, 4, 2_500, Some(0));
     assert!(direct.place(5) == 0 && direct.place(6) == 1);
     ask_again(&mut direct, 5, 500, None);
-    // The second client asks first. Each client is placed behind the clients that came before it.
+    // The clients send second requests in another order. Each client is placed behind the clients
+    // that came before it.
     for (client, waited, expected) in [(3, 2_600, 0), (2, 2_700, 0), (7, 400, 4), (6, 450, 3)] {
         let reply = ask_again(&mut direct, client, waited, None);
         let place = match reply {

@@ -30,7 +30,7 @@ const MIXES: &[Mix] = &[
     Mix { ours: 8, java: 2, hold: 5 * MS, length: 2 * SECOND, share: (60, 260) },
 ];
 
-/// The minimum share of a redlatch process, in percent of the mean.
+/// The minimum share of a redlatch process, in percent of the mean share.
 const SLOWEST: u64 = 75;
 const LONGEST: Time = 400 * MS;
 

@@ -84,7 +84,7 @@ impl Kind for ReadWriteLock {
             "" if state.holders.is_empty() => {}
             "read" if writers == 0 && !state.holders.is_empty() => {}
             "write" if writers == 1 => {
-                // The writer may also read, but no other process may.
+                // The writer's process may also read, but no other process may.
                 let process = |owner: &String| owner[..36].to_owned();
                 let first = process(&state.holders[0]);
                 if state.holders.iter().any(|holder| process(holder) != first) {

@@ -1,10 +1,10 @@
 //! Tests the scripts of the read-write lock, on a real server with a simulated clock.
 //!
-//! The world is that of `lock/`: redlatch processes and Redisson clients want to read or to write,
-//! with all faults that can occur. After every script the keys are checked against the rules
+//! As in `lock/`, redlatch processes and Redisson clients take a lock while all faults occur. Here
+//! they want to read or to write. After every script the keys are checked against the rules
 //! (`simulated/rules.rs`): one owner writes or some owners read, no reader overtakes a writer at
-//! the head, all readers at the head get the lock together, no waiter waits without a reason, and
-//! no keys are left at the end.
+//! the head of the queue, all readers at the head get the lock together, no waiter waits for a free
+//! lock, and no keys are left at the end.
 
 mod kind;
 mod scenarios;
@@ -75,8 +75,8 @@ fn random_histories_keep_the_rules() {
 }
 
 /// Up to two Redisson clients, and sometimes a redlatch client that downgrades from writing to
-/// reading. In some histories a holder stays so long that it keeps the lock for another holder,
-/// which is paused.
+/// reading. In some histories a reader stays long, and the lock remains held while another reader
+/// is paused until after its own lease.
 fn plan(seed: u64) -> Plan {
     let plan = Plan::random(seed);
     let java = if seed.is_multiple_of(3) { 3 } else { plan.java };
@@ -103,7 +103,7 @@ fn random_histories_keep_the_rules_among_very_many_readers() {
 fn no_client_starves() {
     let server = server();
     let mut store = Store::new(&server, &Scripts::of(TEXTS));
-    // The last mixes run most of the scripts.
+    // The last mixes run the most scripts.
     let mixes = [(8, 0, 5 * MS), (6, 2, 5 * MS), (4, 1, MS), (4, 0, 50)];
     for (ours, java, hold) in mixes.into_iter().take(if is_full() { 4 } else { 2 }) {
         let plan = Plan::peaceful(ours, java, hold, SECOND);

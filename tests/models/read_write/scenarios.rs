@@ -100,7 +100,7 @@ fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
             for since in [0, -5_000, 1] {
                 let request = Request::Release { number, chain: Chain { since, count: 1 } };
                 if !waits {
-                    // Only the public message is not allowed.
+                    // The user may send all messages except the public message.
                     mute.run(1, &acquire(number));
                     let free = mute.raw(1, &request).map_err(|error| error.to_string());
                     ensure(free == Ok(Value::Int(5)), &format!("a mute release: {free:?}"))?;
@@ -282,8 +282,8 @@ fn crowd_leaves(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     ensure(reply == Value::Int(0), "nobody is left, and it is not free")
 }
 
-/// One of many readers at the head asks. The readers before and behind it get messages, and the
-/// asking reader gets the reply.
+/// One of many readers at the head of the queue sends a request. This reader gets the reply, and
+/// the readers before and behind it get messages.
 fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(WRITES));
@@ -298,8 +298,8 @@ fn asker_among_others(server: &Server, scripts: &Scripts) -> Result<(), Broken> 
     let timeout = format!("{}:1", timeouts("prices", &owner(4, READS)));
     let left: i64 = direct.command(&["PTTL", &timeout]);
     ensure(left > LEASE / 2, "the asking owner has not its whole lease")?;
-    // All clients now get this message. It is the first message only of a client that got no grant,
-    // which must be the asking client.
+    // Send this message to all clients. It is the first message only of a client that got no grant
+    // by message, which must be the sender of the request.
     let open = format!("open {} 0 0 prices", named(READS));
     for client in 2..8 {
         let _heard: i64 = direct.command(&["PUBLISH", &own_channel(&uuid(true, client)), &open]);
@@ -325,7 +325,7 @@ fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
         for timeout in &timeouts[1..] {
             let () = direct.command(&["DEL", timeout]);
         }
-        // (The script checks a few readers at random, and the live reader may be among them.)
+        // The script checks a few readers at random, and the live reader may be among them.
         for _ in 0..20 {
             direct.run(CROWD + 1, &ask);
         }
@@ -360,7 +360,7 @@ fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
             }
         }
         direct.run(CROWD - 1, &release(READS));
-        // (The script checks a few readers at random, and the live reader may be among them.)
+        // The script checks a few readers at random, and the live reader may be among them.
         for _ in 0..100 {
             if there(&mut direct).0.len() > 1 {
                 direct.run(CROWD + 1, &acquire(READS));
@@ -392,7 +392,7 @@ fn a_replica_gives_no_client_a_place() {
     direct.demoted(2, &[acquire(READS)]).unwrap();
 }
 
-/// The reader's lease has ended. The reader learns this when it asks whether others wait.
+/// The reader's lease has ended. The reader notices this by its query whether others wait.
 fn reads_on_too_long(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
     direct.run(1, &acquire(READS));

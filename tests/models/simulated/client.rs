@@ -1,6 +1,6 @@
 //! One process and one lock, without I/O. The library's own state machine (`src/ask/entry.rs`)
-//! decides how the process waits. This file replaces the other parts of the library: the leading
-//! thread, its requests and messages, its hold, and the undoing of requests.
+//! decides how the process waits. This file replaces the other parts of the library: the thread
+//! that sends the requests, its messages, its hold, and the undo of requests.
 //!
 //! ```text
 //!            Lock                     granted by reply or message
@@ -34,14 +34,14 @@ pub(crate) type Time = i64;
 pub(crate) const MS: Time = 1_000;
 pub(crate) const SECOND: Time = 1_000 * MS;
 
-/// The whole lease, in ms.
+/// The full lease, in ms.
 pub(crate) const LEASE: i64 = 30_000;
 
-/// The age at which a hold is raised to the whole lease.
+/// The age at which a hold that was granted by message gets the full lease.
 const RAISE: Time = 50 * MS;
 const RAISE_AGAIN: Time = 400 * MS;
-/// A process that found its grant by a request waits this long for the message of the grant, and
-/// then subscribes again.
+/// If a process notices its grant by a request, it waits this long for the message of the grant,
+/// and then subscribes again.
 const SUSPECT: Time = 300 * MS;
 /// The times after a request in doubt at which the process undoes the request again. A copy of the
 /// request may reach the server as late as the last of these times.
@@ -54,8 +54,8 @@ const LATE: [Time; 6] = [
     9 * SECOND + SECOND / 2,
 ];
 
-/// A rule that a test may switch off, to show its purpose. (Rules that only save time have no
-/// switch, because no history is long enough to show their purpose.)
+/// A rule that a test may switch off, to show its purpose. Rules that only save time have no
+/// switch, because no history is long enough to show their purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// The deadline of a grant by message counts from the last exchange with the server, and not
@@ -63,14 +63,15 @@ pub(crate) enum Rule {
     Anchor,
     /// After a request in doubt, the process repeats the undo for as long as a copy may arrive.
     Late,
-    /// While Redisson has the lock, the first two waiters in the queue listen to the public
+    /// While Redisson has the lock, the first two waiters in the queue subscribe to the public
     /// channel.
     Listen,
-    /// If no other process wanted the lock for a moment, a chain continues.
+    /// If no other process wanted the lock for a moment, the chain of grants continues.
     Continue,
     /// For a fair lock: a grant that is read too late is not used.
     Deadline,
-    /// For a fair lock: a waiting process asks once during a provisional lease.
+    /// For a fair lock: a waiting process sends one request during the short lease of a grant by
+    /// message.
     Poll,
     /// No user's script is sent under a hold whose request was sent twice.
     Doubt,
@@ -95,7 +96,7 @@ pub(crate) enum Input {
     TryLock,
     GiveUp,
     Unlock,
-    /// A reply, and the time at which the answered copy of the request was sent.
+    /// A reply, and the time at which the copy of the request was sent that got the reply.
     Reply {
         sent: Time,
         request: Request,
@@ -115,7 +116,7 @@ pub(crate) enum Input {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
-    /// The time to ask may have come. The variant's second number is the number of the sleep.
+    /// A request may be due. The second number is that of the sleep for which the timer was set.
     Ask(u64, u64),
     Raise(u64),
     Deadline(u64),
@@ -156,7 +157,7 @@ struct Wait {
     number: u64,
     entry: EntryMachine<Details>,
     inbox: Inbox<Details>,
-    /// Whether the thread has an entry in the queue and may ask again.
+    /// Whether the thread has an entry in the queue and may send further requests.
     waits: bool,
     request: Option<Request>,
     /// Whether the request was sent twice.
@@ -265,7 +266,7 @@ impl Process {
         self.go_on(now);
     }
 
-    /// Acts as the driver of a wait: reads messages, asks when it is time, and otherwise sleeps.
+    /// Reads messages, sends a request if one is due, and otherwise sleeps.
     fn go_on(&mut self, now: Time) {
         let State::Waiting(wait) = &mut self.state else { return };
         if wait.request.is_some() {
@@ -337,8 +338,8 @@ impl Process {
             self.outputs.push(Output::Listen);
         }
         if suspects {
-            // The message was sent but has not arrived. If the message does not arrive soon, the
-            // subscription is dead without an error.
+            // The message of the grant was sent but has not arrived. If it does not arrive soon,
+            // the subscription is dead without an error.
             self.suspect = Some(number);
             self.outputs.push(Output::At(now + SUSPECT, Timer::Suspect(number)));
         }
@@ -349,8 +350,8 @@ impl Process {
         }
     }
 
-    /// The first copy of a request may run late or never. The connection sends a second copy. If
-    /// the second copy is also lost, the waiter asks again.
+    /// Handles a lost reply: the first copy of the request may run late or never. The connection
+    /// sends a second copy. If this copy is lost, too, the waiter sends another request.
     fn doubt(&mut self, now: Time, request: Request) {
         match request {
             Request::Acquire { number, .. } | Request::Try { number, .. } => {

@@ -105,8 +105,8 @@ impl Direct {
         self.command(&["EXISTS", &keys[0], &keys[1], &keys[2]])
     }
 
-    /// Asserts that a demoted master refuses each of these requests because it takes no writes.
-    /// (The server never finds the new master, so it keeps its data.)
+    /// Asserts that a demoted master refuses each of these requests because it takes no writes. The
+    /// server never finds the new master, so it keeps its data.
     pub(crate) fn demoted(&mut self, client: usize, requests: &[Request]) -> Result<(), Broken> {
         let () = self.command(&["REPLICAOF", "127.0.0.1", "1"]);
         let replies: Vec<_> =

@@ -36,7 +36,7 @@ pub(crate) trait Kind: fmt::Debug + Sync {
     /// Whether the two claims must not overlap.
     fn excludes(&self, one: &Claim, other: &Claim) -> bool;
 
-    /// Returns whether a Redisson client wants to write now, and how many levels it takes.
+    /// Returns whether a Redisson client wants to write now, and how many times it takes the lock.
     fn java_wants(&self, random: &mut Random) -> (bool, u32);
 
     /// Returns the request of one of Redisson's clients.

@@ -8,11 +8,11 @@
 //! + redis.pcall('del', lock)
 //! ```
 //!
-//! The second line begins with the script, or with `client` and a [`Rule`]. At its end, the second
-//! line names the finder of the mutant: a history, `by share`, or `by` the name of a scene. The
+//! The second line begins with the script, or with `client` and a [`Rule`]. The second line ends
+//! with the test that finds the mutant: a history, `by share`, or `by` the name of a scene. The
 //! test tries this history first. If the scripts or the model have changed since then, another
-//! history finds the mutant, and the test prints its seed. A usual run leaves out the shares and
-//! every `long seed`, whose history runs many scripts before it finds the mutant.
+//! history finds the mutant, and the test prints its seed. A usual run leaves out the shares, and
+//! each `long seed`: its history runs many scripts before it finds the mutant.
 
 use super::client::Rule;
 use super::scripts::{Script, Scripts};

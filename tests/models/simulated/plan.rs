@@ -45,7 +45,7 @@ pub(crate) struct Plan {
     pub(crate) hold: Times,
     pub(crate) java_hold: Times,
     pub(crate) limit: Times,
-    /// The percentage of calls that try once.
+    /// The percentage of calls that try once and do not wait.
     pub(crate) tries: i64,
     /// The percentage of holds under which a user's script is sent.
     pub(crate) evals: i64,
@@ -110,8 +110,8 @@ impl Plan {
         }
     }
 
-    /// Makes many clients wait, and lets holders stay for longer than a provisional lease. Now and
-    /// then a waiter is paused.
+    /// Makes many clients wait, and lets holders keep the lock for longer than the lease of a grant
+    /// by message. Now and then a waiter is paused.
     pub(crate) fn slow(self) -> Self {
         Self {
             sites: vec![(0, "orders")],

@@ -21,9 +21,9 @@ pub(crate) struct Java {
     serial: u64,
     state: State,
     pub(crate) writes: bool,
-    /// How many levels the client takes.
+    /// How many times the client takes the lock in one turn.
     levels: u32,
-    /// How many levels the client has.
+    /// How many times the client has the lock now.
     held: u32,
     asked: u64,
     is_asking: bool,
@@ -31,7 +31,7 @@ pub(crate) struct Java {
     connection: Option<usize>,
     began: Time,
     claim: usize,
-    /// For a redlatch client that continues to read.
+    /// The process of a redlatch client that continues to read.
     reading: Option<usize>,
     pub(crate) grants: u64,
     pub(crate) longest: Time,
@@ -59,7 +59,7 @@ enum State {
 pub(crate) enum JavaEvent {
     Begin,
     Message,
-    /// The client asks, unless it has already asked since then.
+    /// The client sends a request, unless it has sent one since this event was planned.
     Ask(Option<u64>),
     /// The server runs the client's request.
     Served(Time),
@@ -268,7 +268,7 @@ impl Simulation<'_> {
                 self.at(now + work, Event::Java(java, then));
             }
             // The server has no memory. The client's thread gets an error, and tries again later.
-            // The client keeps its first level.
+            // The client keeps the lock if it already has it.
             (JavaEvent::Reply(_, Value::ServerError(_)), State::Waiting) => {
                 let held = own.held > 0;
                 own.state = if held { State::Dead } else { State::Idle };
@@ -316,12 +316,12 @@ impl Simulation<'_> {
                 if levels == 1 {
                     self.java_soon(java, JavaEvent::Unlocked);
                 } else {
-                    // The levels are released one after the other.
+                    // The acquisitions are released one after the other.
                     self.java_unlocked(java)?;
                     self.java[java].held -= 1;
                     self.java_soon(java, JavaEvent::Unlocked);
                 }
-                // The client wants the lock again only after it has released its last level.
+                // The client wants the lock again only after its last release.
                 if !reads_on {
                     let pause = self.plan.think.sample(&mut self.random);
                     self.at(now + pause + MS / 2, Event::Java(java, JavaEvent::Begin));

@@ -21,21 +21,24 @@ pub(crate) struct Step<'a> {
     pub(crate) owner: Option<&'a String>,
     pub(crate) before: &'a State,
     pub(crate) after: &'a State,
-    /// The time since which an owner that asks again has waited (in ms on the server's clock).
+    /// For the second and later requests of an owner: the time since which it has waited, in ms on
+    /// the server's clock.
     pub(crate) came: Option<i64>,
-    /// Whether the owner has waited so long that the owners before it should have asked again.
+    /// Whether the owner has waited so long that the owners before it should have sent a second
+    /// request.
     pub(crate) is_old: bool,
     /// Whether the server's clock jumps.
     pub(crate) has_jumped: bool,
-    /// The same as `came`, for the owners with an entry.
+    /// Returns `came` for an owner with an entry.
     pub(crate) others: &'a dyn Fn(&str) -> Option<i64>,
-    /// Whether the last request of an owner with an entry is so old that the owner may be skipped.
+    /// Returns whether the last request of an owner with an entry is so old that the owner may be
+    /// skipped.
     pub(crate) is_silent: &'a dyn Fn(&str) -> bool,
 }
 
 impl Step<'_> {
-    /// Whether the script may remove the fields of dead readers and set the lock's time to live to
-    /// that of the remaining readers.
+    /// Whether the script may remove the fields of dead readers, and set the lock's time to live by
+    /// the remaining readers.
     fn counts_readers(&self) -> bool {
         let asks = matches!(self.script, Script::Acquire | Script::Try);
         self.script.leaves() || asks && self.owner.is_some_and(|owner| writes(owner))
@@ -182,8 +185,8 @@ fn check_wait(step: &Step<'_>) -> Result<(), Broken> {
 }
 
 /// Each holder that wants this message gets it once when the first waiter comes. No other event
-/// sends a holder this message. (A grant says how many owners wait.) Returns whether a holder got
-/// the message.
+/// sends a holder this message. A grant itself says how many owners wait. Returns whether a holder
+/// got the message.
 fn check_wanted(step: &Step<'_>) -> Result<bool, Broken> {
     let Step { before, after, script, .. } = *step;
     let is_first = before.queue.is_empty() && !after.queue.is_empty();
@@ -208,7 +211,8 @@ fn check_wanted(step: &Step<'_>) -> Result<bool, Broken> {
     Ok(told.count() > 0)
 }
 
-/// Only its owner or a forced unlock ends a hold, and a late copy shortens no lease.
+/// Only a hold's owner or a forced unlock ends the hold, and a late copy of a request shortens no
+/// lease.
 fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     let Step { before, after, script, owner, .. } = *step;
     // Before Redisson 4.4, a renewal sets the timeouts of all readers.
@@ -251,7 +255,8 @@ fn check_end(step: &Step<'_>) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The lock goes to the owner that asks or that a message names, and never past a listening owner.
+/// The lock goes to the sender of the request or to an owner that gets a message. No owner with a
+/// subscription is skipped.
 fn check_grant(
     step: &Step<'_>,
     holder: &String,
@@ -352,8 +357,8 @@ impl Lock {
         }
     }
 
-    /// Checks that a later holder has a higher token, which no earlier holder may have used. (After
-    /// a lock was taken by force, there may be two holders, in any order.)
+    /// Checks that a later holder has a higher token, which no earlier holder may have used. After
+    /// a lock was taken by force, there may be two holders, in any order.
     pub(crate) fn check_token(&mut self, last: Option<i64>) -> Result<(), Broken> {
         if self.site.tokens.is_some() != last.is_some() {
             return Err(format!("the token is {last:?}"));

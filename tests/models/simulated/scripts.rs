@@ -169,8 +169,7 @@ impl Scripts {
         shortcuts.map(String::as_str).collect::<String>() + &self.rest(script)
     }
 
-    /// Returns the text for a lock that is most likely held. In this text, the shortcuts are in the
-    /// other order.
+    /// Returns the text for a lock that is probably held, with the shortcuts in the other order.
     pub(crate) fn held(&self) -> String {
         let shortcuts = Script::Acquire.shortcuts().iter().rev();
         let shortcuts = shortcuts.filter_map(|shortcut| self.0.get(shortcut));
@@ -197,8 +196,8 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Whether the client expects that the lock is held: at random by the owner's number, or
-    /// because the owner asks again.
+    /// Whether the client sends the text for a lock that is probably held: at random by the owner's
+    /// number, and for each later request.
     pub(crate) fn is_for_held(&self) -> bool {
         let is_even = || number_of(&self.args[1]).is_some_and(|number| number.is_multiple_of(2));
         self.script == Script::Acquire && (self.args.len() > 3 || is_even())

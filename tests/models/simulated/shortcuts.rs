@@ -19,7 +19,7 @@ pub(crate) fn check(
     requests: &[Request],
     denied: &str,
 ) {
-    // A script runs some time after the opening of a window. The window must still be open.
+    // A script may run some time after a window was opened, and the window must still be open.
     let (brief, long) = ("WINDOW, MIN_CHAIN_AGE = 4,", "WINDOW, MIN_CHAIN_AGE = 20000,");
     let scripts = Scripts::of(site.kind.texts()).with(Script::HandOff, brief, long);
     let mut master = server.connection();
@@ -42,7 +42,7 @@ pub(crate) fn check(
                 let [short, rest] = both;
                 let what = format!("{denied} denied, state {at}, {request:?}");
                 // Each script first checks the rights that it may need, so that it is refused as a
-                // whole. (A script that takes a lock without waiters does not need LLEN.)
+                // whole. Only a script that takes a lock without waiters does not need LLEN.
                 prepare(&mut master, state);
                 let untouched = redis::cmd("EVAL").arg(ALL).arg(0).query(&mut master).unwrap();
                 let may_differ = matches!(request, Request::Release { .. }) || denied == "llen";

@@ -1,8 +1,8 @@
--- This runs before every script of the model. It replaces the server's clock, times to live,
--- subscribers and refusals by simulated ones, so that hours pass in milliseconds. `sim:now` is the
--- server's clock in µs, `sim:ends` has the times when keys end, `sim:subscribers` the number of
--- listeners of each channel, `sim:patterns` the number of listeners of all channels, and `sim:full`
--- says that there is no memory.
+-- This runs before every script of the model. It simulates the server's clock, times to live,
+-- subscribers and refusals, so that hours pass in milliseconds. `sim:now` is the server's clock in
+-- µs, `sim:ends` has the times when keys end, `sim:subscribers` the number of listeners of each
+-- channel, `sim:patterns` the number of listeners of all channels, and `sim:full` says that there
+-- is no memory.
 local redis = (function(real)
     local time = tonumber(real.call('get', 'sim:now'))
     local ms = math.floor(time / 1000)

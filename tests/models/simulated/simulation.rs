@@ -53,7 +53,7 @@ const SILENT: Time = 2 * SECOND;
 #[derive(Debug)]
 pub(crate) enum Event {
     Process(usize, ForProcess),
-    /// The server runs a request. If `None`, the reply is lost.
+    /// The server runs a request. If `sent` is `None`, the reply is lost.
     Request {
         process: usize,
         request: Request,
@@ -101,7 +101,7 @@ pub(crate) enum ForProcess {
 pub(crate) struct Connection {
     who: Who,
     channels: Vec<String>,
-    /// Whether nothing arrives over the connection, although the server may count it as open.
+    /// Whether nothing arrives over the connection, although the server may treat it as open.
     is_cut: bool,
     is_known: bool,
     last: Time,
@@ -148,12 +148,12 @@ pub(crate) struct Lock {
     pub(crate) claims: Vec<Claim>,
     /// For each owner: the time at which the server was last seen without its hold.
     pub(crate) ended: HashMap<String, Time>,
-    /// The times at which leases were cut without a fault of a client.
+    /// The times at which leases were shortened without a fault of a client.
     pub(crate) disturbed: Vec<Time>,
     /// The last fencing token with which a holder entered.
     pub(crate) token: i64,
-    /// For each owner with an entry: the time since which it reports to wait (in ms on the server's
-    /// clock), and the time of its last request.
+    /// For each owner with an entry: the time since which it waits, as it says (in ms on the
+    /// server's clock), and the time of its last request.
     heard: HashMap<String, (i64, Time)>,
     waits: Waits,
 }
@@ -373,7 +373,7 @@ impl<'a> Simulation<'a> {
         let has_jumped =
             self.plan.faults.iter().any(|it| matches!(it, Fault::ClockBack | Fault::ClockForward));
         let heard = &self.locks[lock].heard;
-        // The argument of an owner that asks again.
+        // An argument of the second and later requests of an owner.
         let came = args.get(3).filter(|_| script == Script::Acquire);
         let came = came.and_then(|came| came.parse::<i64>().ok());
         let step = Step {

@@ -15,8 +15,8 @@ pub(crate) struct Site {
     pub(crate) tokens: Option<String>,
     /// The channel for releases that concern all clients.
     pub(crate) public: String,
-    /// The companion of the public channel. Redlatch clients with an entry listen to it, so that
-    /// scripts can count the other listeners of the public channel.
+    /// The companion of the public channel. Redlatch clients with an entry subscribe to it, so that
+    /// scripts can count the other subscribers of the public channel.
     pub(crate) companion: String,
 }
 

@@ -74,7 +74,7 @@ impl Specification {
         }
         let many = number_from("REDLATCH_SEEDS").or_else(|| is_full().then_some(self.full));
         let total = match many {
-            // A history and its server alternate, so two histories use two processors.
+            // A history and its server work alternately, so one history uses only one processor.
             Some(seeds) => thread::scope(|scope| {
                 let odd = scope.spawn(|| self.run((1..seeds).step_by(2)));
                 let mut total = self.run((0..seeds).step_by(2));

@@ -1,4 +1,4 @@
-//! How long a state of a lock may last.
+//! The times for which states of a lock may last.
 
 use std::collections::HashMap;
 
@@ -6,15 +6,16 @@ use super::client::{MS, SECOND, Time};
 use super::rules::Broken;
 
 /// The maximum time for which a lock may be free while a waiter could take it. If no waiter gets a
-/// message, all waiters ask within 1.2 s.
+/// message, all waiters send a request within 1.2 s.
 const FREE: Time = 1_600 * MS;
-/// The maximum time for which an owner that does not know or want its hold may have the lock. The
-/// maximum is the provisional lease, whose end the waiters know.
+/// The maximum time for which an owner that does not know or want its hold may have the lock. This
+/// is the lease of a grant by message, whose end the waiters know, with some more time.
 const UNCLAIMED: Time = 2_600 * MS;
-/// The same maximum if a copy of the request came late: until the owner gives up for the last time.
+/// The maximum if a copy of the request came late: the hold ends when the process gives the owner
+/// up for the last time.
 const UNCLAIMED_COPY: Time = 11 * SECOND;
 
-/// How long each state of a lock has lasted.
+/// The time for which each state of a lock has lasted.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     free: Option<Time>,
@@ -30,8 +31,8 @@ impl Waits {
         Ok(free)
     }
 
-    /// Records the holders that do not know or want their hold. `true` stands for a late copy's
-    /// hold.
+    /// Records the holders that do not know or want their hold. `true` says that a late copy took
+    /// the hold.
     pub(crate) fn unclaimed(
         &mut self,
         now: Time,

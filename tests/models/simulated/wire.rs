@@ -30,9 +30,10 @@ pub(crate) fn own_channel(uuid: &str) -> String {
     format!("redisson_lock__channel:{{redlatch:{uuid}}}")
 }
 
-/// A chain of redlatch clients that have had the lock without a turn of Redisson. A chain has its
-/// beginning in ms (above zero: the server's time; otherwise minus the chain's age), and the number
-/// of clients, including the holder. All fields are zero if the chain is unknown.
+/// A chain: redlatch clients have had the lock one after the other, without a turn of Redisson. A
+/// chain has its beginning in ms and the number of clients, including the holder. A beginning above
+/// zero is the server's time, and otherwise it is minus the chain's age. All fields are zero if the
+/// chain is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Chain {
     pub(crate) since: i64,
@@ -40,8 +41,8 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// Returns the arguments for the chain. A chain that is unknown or younger than 10 ms has no
-    /// arguments, unless other arguments follow.
+    /// Returns the arguments for the chain. If the chain is unknown or younger than 10 ms, it has
+    /// arguments only if other arguments follow.
     pub(crate) fn said(self, always: bool) -> Vec<String> {
         let Self { since, count } =
             if self.since > 0 || self.since <= -10 { self } else { Self::default() };

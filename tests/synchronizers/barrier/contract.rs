@@ -184,14 +184,14 @@ fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
             let first = party(&plain);
             let last = spawn(move || acting.wait());
             started.recv().unwrap();
-            // Both clients break the next generation. The second call changes nothing.
+            // Both clients break the next generation. The second client's call changes nothing.
             for client in &clients {
-                // A busy server may answer too late.
+                // A busy server may reply too late.
                 let _ = answered(|| match leaves(&client.cyclic_barrier("early"), &cancelled) {
                     Err(error) if error.kind() == ErrorKind::Cancelled => Ok(Waited::TimedOut),
                     left => left.inspect(|left| assert_eq!(*left, Waited::TimedOut)),
                 });
-                // If the server answered too late, the client breaks the barrier later, but before
+                // If the server replied too late, the client breaks the barrier later, but before
                 // this request.
                 assert!(!client.cyclic_barrier("early").try_set_parties(2).unwrap());
             }
@@ -272,7 +272,7 @@ fn a_reset_breaks_the_present_generation_and_mends_the_barrier() {
     });
 }
 
-/// A delete is like a reset after which there is no barrier.
+/// A delete has the effect of a reset, and then there is no barrier.
 #[test]
 fn a_delete_breaks_the_present_generation() {
     let server = server();
@@ -407,7 +407,7 @@ fn a_broken_barrier_stays_broken_until_a_reset_and_is_as_new_then() {
     let runs = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&runs);
     let acting = plain.with_action(move || {
-        // The action fails when it first runs.
+        // The action fails at its first run.
         assert!(counted.fetch_add(1, Ordering::SeqCst) > 0, "as the test wants it");
     });
     let breaks: [fn(&CyclicBarrier); 3] = [
@@ -441,7 +441,7 @@ fn a_broken_barrier_stays_broken_until_a_reset_and_is_as_new_then() {
     assert_eq!(runs.load(Ordering::SeqCst), 7);
 }
 
-/// If a reset comes while the action runs, no party passes, including the last party.
+/// If a reset comes while the action runs, no party passes, not even the last party.
 #[test]
 fn a_reset_during_the_action_breaks_the_generation_for_the_last_party_too() {
     let server = server();

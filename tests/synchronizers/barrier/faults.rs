@@ -65,8 +65,8 @@ fn a_lost_message_costs_a_poll() {
     assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
 
-/// No error shows that the connection is dead. A party that missed a message learns the state when
-/// it asks.
+/// The connection for messages is dead, but no error shows this. A party that missed a message
+/// notices the trip at its next request.
 #[test]
 fn a_dead_connection_for_messages_costs_few_polls() {
     let server = server();
@@ -89,7 +89,7 @@ fn a_dead_connection_for_messages_costs_few_polls() {
     proxy.on(Direction::Reply, 1, Action::Silence, |bytes| {
         contains(bytes, "message") && contains(bytes, "redlatch_barrier:{dead}")
     });
-    // This is less than the ten seconds after which a silent connection counts as dead.
+    // This time is shorter than the ten seconds after which a silent connection counts as dead.
     let is_new = (0..5).any(|_| {
         pass();
         listeners().iter().any(|it| !before.contains(it))
@@ -190,16 +190,16 @@ fn a_generation_ends_without_memory() {
     is_broken(waits.join());
 }
 
-/// If the call returned `TimedOut`, or an error with a known outcome, it would claim that no other
-/// party passes.
+/// With `TimedOut`, or with an error that says that the outcome is known, the call would claim that
+/// no other party passes.
 #[test]
 fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
     let server = server();
     let proxy = Proxy::before(&server);
     let steady = client(&server);
     let plain = barrier(&steady, "silent", 2);
-    // The client waits longer for the server than the party waits, so it does not find the server
-    // silent before the party leaves.
+    // The client waits for a reply for longer than the party waits, so the party leaves before the
+    // client notices the outage.
     let hasty = Client::builder(&proxy.url()).response_timeout(UNIT * 10);
     let hasty = hasty.connect().unwrap().cyclic_barrier("silent");
     assert_eq!(hasty.parties().unwrap(), 2, "it is connected");
@@ -210,7 +210,8 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
             let meets = Arc::clone(&is_met);
             let action = if is_sent { Action::Silence } else { Action::LoseRequest };
             proxy.on(Direction::Request, usize::MAX, action, move |bytes| {
-                // After the reply to its arrival, the party sends no request with a number.
+                // After the reply to its arrival, the party sends no numbered request until it
+                // leaves.
                 let has_arrived = contains(bytes, "EVAL")
                     && contains(bytes, "silent")
                     && !contains(bytes, "redlatch_request");
@@ -220,22 +221,21 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
             });
             let left = hasty.wait_for(UNIT * 5);
             proxy.clear_rules();
-            // The connections are cut, so that the next round begins with a connection that is not
-            // silent.
+            // Cut the connections, so that the next round begins with new ones.
             proxy.cut_all();
             if is_met.load(Ordering::SeqCst) {
                 break left.unwrap_err();
             }
-            // On a busy machine the server may not have answered the arrival, or may answer only
-            // when the time is over.
+            // On a busy machine the server may reply to the arrival late, or only when the party's
+            // time is over.
             match left {
                 Ok(left) => assert_eq!(left, Waited::TimedOut),
                 Err(error) if error.to_string().contains("it has arrived is not known") => {}
                 Err(error) if error.to_string().contains("nothing was changed") => {}
                 Err(error) => break error,
             }
-            // The reset must come from the same client: another client's reset could come before
-            // the request that gives the arrival up.
+            // The same client must reset the barrier: another client's reset could come before the
+            // request that takes the arrival back.
             wait_until("it is reset", SOON, || hasty.reset().is_ok_and(|was_there| was_there));
         };
         assert!(error.outcome_unknown(), "{error:#}");
@@ -272,7 +272,7 @@ fn a_party_that_is_cancelled_says_whether_the_others_may_pass() {
     }
 }
 
-/// Starts a party that waits but gets no message.
+/// Starts a party that waits and whose messages are lost.
 fn deaf_party(server: &Server, proxy: &Proxy, name: &str) -> Running<Result<u32, Error>> {
     let waits = party(&behind(proxy).cyclic_barrier(name).with_watchdog(RENEWED));
     wait_subscribed(server, &format!("redlatch_barrier:{{{name}}}"));
@@ -302,7 +302,7 @@ fn a_party_whose_generation_is_forgotten_hears_that_the_others_may_have_passed()
     let steady = barrier(&client(&server), "old", 2);
     let waits = deaf_party(&server, &proxy, "old");
     // The test writes the numbers of the broken generations itself. Real resets would take so long
-    // that the party would ask in between.
+    // that the party would send a request in between.
     let mut redis = server.connection();
     let key = "redlatch_barrier:{old}";
     let generation: i64 = redis.hget(key, "generation").unwrap();
@@ -315,7 +315,7 @@ fn a_party_whose_generation_is_forgotten_hears_that_the_others_may_have_passed()
     is_broken::<u32>(Err(error));
 }
 
-/// Returns a client that tries for long during an outage, behind a network or not.
+/// Returns a client that tries for a long time during an outage.
 fn enduring(url: &str) -> Client {
     impatient(url).connections(1).failover_timeout(LONG).connect().unwrap()
 }
@@ -362,7 +362,7 @@ fn parties_outlast_a_restart_of_their_server() {
     server.kill();
     let comes = acting.clone();
     let meanwhile = spawn(move || comes.wait());
-    // Time must pass here: the parties ask within this time.
+    // Time must pass here, so that the parties send requests.
     thread::sleep(UNIT * 10);
     assert!(!meanwhile.is_finished() && !before.is_finished());
     server.restart_empty();
@@ -469,8 +469,8 @@ fn a_party_that_has_passed_hears_so_when_it_would_leave() {
     assert_eq!((proxy.fired(), waits.join().unwrap()), (2, 1));
 }
 
-/// The server hangs while a party gives up. When the call returns, a copy of the party's arrival
-/// can no longer come.
+/// The server hangs while a party gives up. When the call returns, no copy of the party's arrival
+/// can arrive later.
 #[test]
 fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
     let server = server();
@@ -490,11 +490,12 @@ fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
             _ => leaves.wait_cancellable(&token).unwrap_err(),
         });
         if ends == "a cancel" {
-            // Time must pass here. (A cancel before the call has the same effect.)
+            // Time must pass here, so that the cancel comes during the call. A cancel before the
+            // call has the same effect.
             thread::sleep(UNIT);
             cancels.cancel();
         }
-        // The call ends long before the client counts the server as out of reach.
+        // The call ends long before the client treats the server as unreachable.
         let error = leaves.join();
         let kind =
             if ends == "a limit" { ErrorKind::ResponseTimeout } else { ErrorKind::Cancelled };
@@ -535,7 +536,8 @@ fn a_reset_comes_after_the_parties_that_have_left_and_is_not_undone_by_them() {
 fn a_loss_of_data_breaks_the_barrier() {
     let server = server();
     let client = client(&server);
-    // A party asks when a message comes. Here no message comes, so the lease is short.
+    // A party sends a request when a message comes. Here no message comes, so a short lease makes
+    // it send one.
     let kept = barrier(&client, "lost", 2).with_watchdog(UNIT * 3);
     let waits = party(&kept);
     let () = redis::cmd("FLUSHALL").query(&mut server.connection()).unwrap();
@@ -698,8 +700,8 @@ fn a_barrier_of_another_database_is_another_one() {
     assert_eq!((barriers[0].wait().unwrap(), first.join().unwrap()), (0, 1));
 }
 
-/// A party that asked after the message would need another round trip. (The test ends before a
-/// poll.)
+/// A party that sent a request after the message would need another round trip. The test ends
+/// before the next regular request.
 #[test]
 fn parties_that_hear_the_message_ask_nothing() {
     let server = server();
@@ -711,8 +713,8 @@ fn parties_that_hear_the_message_ask_nothing() {
     for breaks in [false, true] {
         loop {
             assert!(barriers[0].reset().unwrap());
-            // Each process has two parties. One party arrives and asks twice, and the other party
-            // only arrives.
+            // Each process has two parties. One party sends its arrival and two more requests, and
+            // the other party sends only its arrival.
             let waits = [0, 0, 1, 1].map(|at| party(&barriers[at]));
             wait_subscribed(&server, "redlatch_barrier:{heard}");
             waits.iter().for_each(Running::wait_queued);

@@ -47,8 +47,8 @@ fn is_broken<T: std::fmt::Debug>(outcome: Result<T, Error>) {
     assert!(error.to_string().contains("reset it to begin anew"), "{error}");
 }
 
-/// Asserts that a party whose time is over has broken the barrier. A busy server's reply may come
-/// too late for the party.
+/// Asserts that a party whose time is over has broken the barrier. If the server is busy, its reply
+/// may come too late for the party.
 #[track_caller]
 fn left(barrier: &CyclicBarrier, outcome: Result<Waited<u32>, Error>) {
     match outcome {

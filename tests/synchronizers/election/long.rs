@@ -27,10 +27,9 @@ fn now() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A leadership's token, the time by which its guard had first reported "I lead", and the time at
-/// which the guard began to report this for the last time. The clock is read before and after each
-/// report. If the last report of one leadership begins after the first report of a later leadership
-/// has ended, both led at the same time.
+/// A leadership's token, the time after its guard's first report "I lead", and the time before its
+/// guard's last such report. If the last report of one leadership begins after the first report of
+/// a later leadership has ended, both led at the same time.
 #[derive(Clone, Copy, Debug)]
 struct Claim {
     token: u64,
@@ -94,8 +93,8 @@ impl Candidate {
 #[derive(Clone, Copy, Debug)]
 struct Change {
     was_killed: bool,
-    /// Whether the leader held the lock while another candidate, which was alive all the time,
-    /// waited for it.
+    /// Whether another candidate waited for the lock while the leader held it, and was alive all
+    /// the time.
     is_awaited: bool,
     at: Instant,
     /// The remaining lease of the leader, on the server's clock.

@@ -1,5 +1,5 @@
-//! Elections: one candidate leads at a time, the other candidates know which, and a leader stops
-//! before the next leader begins.
+//! Elections: one candidate leads at a time, the other candidates can read who leads, and a leader
+//! stops before the next leader begins.
 
 mod long;
 mod processes;
@@ -96,7 +96,7 @@ fn candidates_of_one_process_lead_one_after_the_other_on_record() {
             asks.leader().unwrap().is_some_and(|leader| leader.token == leads.token())
         });
     }
-    // The state must not change within this time.
+    // The state must not change during this time.
     thread::sleep(UNIT);
     assert_eq!(asks.leader().unwrap().unwrap().token, leads.token());
 }
@@ -125,8 +125,8 @@ fn a_campaign_ends_when_it_is_cancelled_or_unusable() {
 fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
     let server = server();
     let (lease, grace) = (RENEWED * 4 / 3, UNIT * 5);
-    // If the machine stands still at the deposition, the deposition is reported only when the next
-    // leader leads.
+    // If the machine stands still when the leader is deposed, the callback comes only when the next
+    // leader leads. Then the test tries again.
     wait_until("it is told well before the next one leads", SOON, || {
         let proxy = Proxy::before(&server);
         let cut = impatient(&proxy.url()).connect().unwrap();
@@ -228,12 +228,12 @@ fn an_observer_outlasts_an_outage_and_ends_with_its_wait_at_a_server_that_hangs(
 
     let patient = Client::builder(&server.url()).response_timeout(SOON).connect().unwrap();
     let observed = election(&patient, "hangs");
-    // The first observation already listens.
+    // The first observation has already subscribed.
     let mut first = observed.changes(SOON);
     assert_eq!(first.next().unwrap().unwrap(), None);
     server.pause();
     let waits = spawn(move || observed.changes(UNIT).next().and_then(Result::ok));
-    // The call ends long before the client counts the server as out of reach.
+    // The call ends long before the client treats the server as unreachable.
     assert_eq!(waits.join(), None);
     server.resume();
 }
@@ -264,7 +264,7 @@ fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     let client = impatient(&proxy.url()).response_timeout(SOON).connections(1).connect().unwrap();
     election(&client, "warm").campaign().unwrap().resign().unwrap();
     let campaigns = election(&client, "short");
-    // This takes the lock away before the leader is on record.
+    // This rule takes the lock away before the leader is recorded.
     let takes_away = |times: usize| {
         let (name, redis) = ("redlatch_leader:{short}", Mutex::new(server.connection()));
         proxy.on(Direction::Request, times, Action::DelayReply(Duration::ZERO), move |bytes| {
@@ -290,7 +290,8 @@ fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     proxy.wait_fired(7, SOON);
 }
 
-/// A record belongs to its token, so a late resignation does not remove a later record.
+/// A record contains the leader's token, so a late resignation does not remove the record of a
+/// later leader.
 #[test]
 fn a_late_resignation_leaves_the_record_of_a_later_leadership() {
     let server = server();
@@ -323,7 +324,7 @@ fn a_request_whose_reply_is_lost_leads_all_the_same() {
     assert_eq!(proxy.fired(), 2);
 }
 
-/// The record is the second request of a campaign. The first request asks for the lock.
+/// A campaign sends two requests: the first takes the lock, and the second records the leader.
 #[test]
 fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
     let server = server();
@@ -346,7 +347,7 @@ fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
         leadership.resign().unwrap();
     }
     assert_eq!(proxy.fired(), 8);
-    // The server has answered, but no time is left for the record.
+    // The server has granted the lock, but no time is left for the record.
     let patient = builder().response_timeout(SOON).connect().unwrap();
     let campaigns = patient.leader_election("held");
     drop(campaigns.campaign().unwrap());
@@ -364,7 +365,7 @@ fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
         });
         proxy.wait_fired(fired + 1, SOON);
         cancels.cancel();
-        // The call ends long before the client counts the server as out of reach.
+        // The call ends long before the client treats the server as unreachable.
         let outcome = waits.join();
         match ends {
             "a limit" => assert!(!outcome.unwrap()),

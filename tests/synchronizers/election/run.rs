@@ -12,8 +12,8 @@ use redlatch::election::{Health, LeaderElection};
 use redlatch::{CancelToken, Client, ErrorKind};
 use redlatch_testkit::Proxy;
 
-/// Sleeps until the token is cancelled. Returns whether it was cancelled. (A run catches the panics
-/// of its work, so the work must not assert anything.)
+/// Sleeps until the token is cancelled. Returns whether it was cancelled. The work of a run must
+/// not assert this itself, because a run catches the panics of its work.
 fn is_stopped(stop: &CancelToken) -> bool {
     let begun = Instant::now();
     while !stop.is_cancelled() && begun.elapsed() < SOON {
@@ -79,8 +79,8 @@ fn while_a_run_pauses_another_candidate_leads() {
     assert!(led.len() > 1, "{led:?}");
 }
 
-/// Runs until the work was stopped, and leads once more if this did not end the run. Returns how
-/// the run ended, and for each leadership whether its work was stopped.
+/// Runs until the work was stopped. If this does not end the run, leads once more. Returns how the
+/// run ended, and for each leadership whether its work was stopped.
 fn run_until(
     election: &LeaderElection,
     stops: impl FnOnce(&CancelToken) + Send,
@@ -157,8 +157,8 @@ fn the_end_of_the_client_stops_the_work_of_a_run_while_a_callback_blocks() {
     assert_eq!((outcome.unwrap_err().kind(), stopped), (ErrorKind::ShutDown, true));
 }
 
-/// When the work returns, its token is cancelled, because the work may have started threads that
-/// check the token.
+/// The token of the work is cancelled when the work returns, because the work may have started
+/// threads that check the token.
 #[test]
 fn the_token_of_a_run_is_cancelled_when_its_work_has_returned() {
     let server = server();
@@ -212,7 +212,7 @@ fn a_run_outlasts_an_outage_and_ends_with_a_mistake() {
             is_stopped(stop);
         })
     });
-    // Time must pass here: some campaigns fail.
+    // Time must pass here, so that some campaigns fail.
     thread::sleep(PAUSE * 2);
     assert!(!waits.is_finished() && told.try_recv().is_err());
     proxy.accept();
@@ -252,7 +252,7 @@ fn a_probe_sees_a_leader_that_does_not_stop() {
     thread::sleep(UNIT);
     let Health::Overdue(since) = leads.health() else { panic!("{:?}", leads.health()) };
     assert!(since >= UNIT && since < SOON, "{since:?}");
-    // A second leadership does not hide the first.
+    // A second leadership must not hide the loss of the first.
     let next = leads.campaign().unwrap();
     assert!(matches!(leads.health(), Health::Overdue(_)));
     drop(leadership);

@@ -99,7 +99,8 @@ fn a_copy_that_arrives_late_takes_nothing_that_stays() {
     let request = seen.lock().unwrap().clone();
     let mut redis = server.connection();
     let mut arrives = || drop(redis.req_packed_command(&request).unwrap());
-    // The late request arrives when all permits are free, when some are, and when none is.
+    // The late request arrives when all permits are free, when some permits are free, and when none
+    // are free.
     arrives();
     assert_eq!(stored(&server, "late"), (2, 3));
     permits.pop().unwrap().release().unwrap();
@@ -108,7 +109,7 @@ fn a_copy_that_arrives_late_takes_nothing_that_stays() {
     drop(permits);
     wait_until("they are back", SOON, || stored(&server, "late") == (5, 0));
     arrives();
-    // The request was sent twice, so the client undoes it for as long as a copy may come.
+    // The request was sent twice, so the client undoes it as long as a copy may arrive.
     stays(&server, "late", 5, 0);
     // The server refuses a request for lack of permits, and a copy of the request arrives when
     // there are enough permits.
@@ -202,7 +203,7 @@ fn each_change_of_the_number_is_made_once_though_its_reply_is_lost() {
     stays(&server, "changed", 9, 0);
 }
 
-/// The guard asks for a longer lease and never gets the reply. Meanwhile the permit is lost.
+/// The guard requests a longer lease and never gets the reply. Meanwhile the permit is lost.
 #[test]
 fn a_permit_whose_longer_lease_is_in_doubt_when_it_is_lost_comes_back() {
     let server = server();
@@ -332,8 +333,8 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
 #[test]
 fn guards_are_lost_and_waiters_go_on_when_the_servers_data_is_gone() {
     let server = server();
-    // The first client learns of the loss at its next renewal. The second client learns of it when
-    // it meets another run of the server.
+    // The first client notices the loss at its next renewal. The second client notices it when it
+    // connects to the restarted server.
     for (round, client) in [("flush", watched(&server, RENEWED * 2)), ("restart", client(&server))]
     {
         let semaphore = semaphore(&client, "gone", 1);
@@ -355,7 +356,7 @@ fn guards_are_lost_and_waiters_go_on_when_the_servers_data_is_gone() {
             server.kill();
             server.restart_empty();
         }
-        // The client knows of the loss long before a third of the longer lease is over.
+        // The client notices the loss long before a third of the longer lease is over.
         assert_eq!(lost.recv_timeout(SOON / 2).unwrap(), LostReason::Revoked, "{round}");
         assert_eq!(permit.release().unwrap_err().kind(), ErrorKind::LeaseLost, "{round}");
         wait_until("it answers", SOON, || semaphore.set_permits(1).is_ok());
@@ -475,7 +476,7 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
     let mut redis = server.connection();
     let live: PermitId = TEXT_ID.parse().unwrap();
     let lapsed = PermitId::from_bytes([7; 16]);
-    // With this call the client learns the server's clock, and the server learns the scripts.
+    // After this call, the client knows the server's time, and the server knows the scripts.
     drop(pool.try_acquire().unwrap());
     pool.set_permits(1).unwrap();
     type Ask = fn(&ExpirableSemaphore, &PermitId) -> Result<(), Error>;
@@ -518,8 +519,8 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
                 Err(error) => {
                     is_clear(&error, "pool", "access rights (ACL)");
                     assert!(error.to_string().contains("an expirable semaphore needs"), "{error}");
-                    // The refused call may have freed permits whose leases had ended. This change
-                    // is complete in itself.
+                    // The refused call may have freed permits whose leases had ended. No permit is
+                    // lost by such a change.
                     assert_eq!(free + out, 5, "{denied}, change {at}: {error}");
                     assert!(out == 2 || (free, out) == (4, 1), "{denied}, change {at}: {out}");
                     refused += 1;
@@ -597,7 +598,7 @@ fn a_permit_whose_reply_comes_after_a_shutdown_goes_back() {
     };
     proxy.wait_fired(1, SOON);
     let ending = spawn(move || client.shutdown());
-    // (A call for no permits sends no request.)
+    // A call for no permits sends no request.
     wait_until("the client has ended for its callers", SOON, || semaphore.acquire_many(0).is_err());
     proxy.release();
     assert_eq!(acquirer.join().unwrap_err().kind(), ErrorKind::ShutDown);

@@ -23,7 +23,7 @@ fn a_fixed_lease_ends_and_lets_the_waiter_in_without_a_message() {
     let after = entered - taken;
     // The server counts whole milliseconds.
     assert!(after + Duration::from_millis(1) >= LEASE, "{after:?}: before the lease's end");
-    // A poll would come after this time.
+    // The waiter's next regular request would come after this time.
     assert!(after < Duration::from_secs(4), "{after:?}: it slept past the lease's end");
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::LeaseExpired);
     assert!(!permit.is_held() && permit.remaining().is_zero());
@@ -52,7 +52,7 @@ fn the_watchdog_keeps_a_permit_beyond_its_lease_until_it_is_given_back() {
     }
     drop(permits);
     stays(&server, "watched", 2, 0);
-    // The client no longer renews a permit that was released.
+    // The client must not renew a permit that was released.
     let before = Commands::so_far(&server).of("zadd");
     thread::sleep(RENEWED / 2);
     assert_eq!(Commands::so_far(&server).of("zadd"), before);
@@ -123,7 +123,7 @@ fn a_lease_is_asked_for_and_made_longer_by_id() {
     let error = semaphore.update_lease_time(&id, Duration::ZERO).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     permit.release().unwrap();
-    // The call also does not revive a lost permit whose guard does not know of the loss yet.
+    // The call must not revive a lost permit whose guard has not noticed the loss yet.
     let permit = semaphore.acquire().unwrap();
     let id = permit.id();
     let () = server.connection().zadd(timeouts("leases"), id.as_bytes(), 1_000).unwrap();
@@ -207,7 +207,7 @@ fn a_waiter_of_another_process_sees_that_a_lease_was_made_shorter() {
     let server = server();
     let [here, there] = [(); 2].map(|()| client(&server));
     let semaphore = semaphore(&here, "shorter", 1);
-    // Without a message the waiter would ask after four seconds or more.
+    // Without a message the waiter would send its next request after four seconds or more.
     once_within(UNIT * 30, || {
         let id = semaphore.with_lease(LONG).acquire().unwrap().into_id();
         let waiting = there.expirable_semaphore("shorter");
@@ -222,16 +222,17 @@ fn a_waiter_of_another_process_sees_that_a_lease_was_made_shorter() {
     stays(&server, "shorter", 1, 0);
 }
 
-/// The server reports the end of the next lease only if it grants nothing. The waiter behind a
-/// granted waiter must therefore ask for itself.
+/// The server reports the end of the next lease only if it grants nothing. So the waiter behind a
+/// granted waiter must send its own request.
 #[test]
 fn a_waiter_behind_a_granted_one_learns_when_the_next_lease_ends() {
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "behind", 2);
-    // The reply to this release says that no other process listens.
+    // The reply to this release says that the channel has no subscriber.
     semaphore.acquire().unwrap().release().unwrap();
-    // If the waiter did not know the end of the lease, it would ask after four seconds or more.
+    // If the waiter did not know the end of the lease, it would send its next request after four
+    // seconds or more.
     once_within(UNIT * 30, || {
         let held = semaphore.acquire().unwrap();
         let nobodys = semaphore.with_lease(LEASE * 2).acquire().unwrap().into_id();

@@ -230,8 +230,8 @@ fn a_permit_is_passed_within_the_process_unless_its_id_was_read() {
     let mut redis = server.connection();
     let mut ids = || -> Vec<Vec<u8>> { redis.zrange(timeouts("passed"), 0, -1).unwrap() };
     for is_read in [false, true] {
-        // The permit is passed only within a turn. If this thread was too late, the test tries
-        // again.
+        // A permit is passed inside the process only during the process's turn. If this thread was
+        // too late, the test tries again.
         let begun = Instant::now();
         let goes_on = |tries: &u32| *tries < 20 || !is_read && begun.elapsed() < SOON;
         let passed = (0..).take_while(goes_on).any(|_| {
@@ -242,7 +242,7 @@ fn a_permit_is_passed_within_the_process_unless_its_id_was_read() {
             waiter.wait_asleep();
             drop(permit);
             let permit = waiter.join();
-            // The turn begins when the server grants permits.
+            // The turn of the process begins when the server grants permits.
             let waiting = semaphore.clone();
             let next = spawn(move || waiting.acquire().unwrap());
             thread::sleep(Duration::from_micros(500));

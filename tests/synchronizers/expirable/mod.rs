@@ -1,7 +1,7 @@
 //! The behaviour of the expirable semaphore for its threads, for other processes, and for
 //! Redisson's clients. The tests cover the end of a process, and faults.
 //!
-//! Under every fault, the sum of free and taken permits stays the number that was set.
+//! Under every fault, the free and the taken permits together remain the number that was set.
 
 mod faults;
 mod leases;

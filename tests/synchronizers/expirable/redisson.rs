@@ -44,7 +44,7 @@ fn the_keys_and_the_messages_are_redissons() {
 struct Redisson {
     redis: redis::Connection,
     name: &'static str,
-    /// How many ms the client's clock is fast.
+    /// The number of ms by which the client's clock is ahead of the server's clock.
     ahead: i64,
 }
 
@@ -291,13 +291,13 @@ fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
         thread::sleep(UNIT);
     }
     permit.check(Duration::from_secs(2)).unwrap();
-    // If Redisson's clock is even faster, Redisson takes the permit away, and the guard reports the
-    // loss.
+    // If Redisson's clock is further ahead, Redisson takes the permit away, and the guard reports
+    // the loss.
     let lost = on_lost(&permit);
     java.ahead = 10_000;
     assert_eq!(java.available_4(), 2);
     assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
-    // If Redisson's clock is slow, the leases of its permits have ended by the server's clock, so
+    // If Redisson's clock is behind, the leases of its permits have ended by the server's clock, so
     // these permits are free.
     java.ahead = -10_000;
     java.acquire_4(&[TEXT_ID.parse().unwrap()], Some(Duration::from_secs(5))).unwrap();

@@ -40,7 +40,8 @@ fn a_latch_with_a_time_to_live_ends_and_is_otherwise_like_any_other() {
 fn waiters_of_a_latch_that_expires_get_an_error_at_once() {
     let server = server();
     let clients = [client(&server), client(&server)];
-    // If the waiter did not ask at that time, it would ask after 4 s at the earliest.
+    // If the waiter sent no request at that time, its next request would come after 4 s at the
+    // earliest.
     const POLL: Duration = Duration::from_secs(4);
     once_within(POLL, || {
         let begun = Instant::now();
@@ -131,8 +132,8 @@ fn a_latch_whose_opening_is_heard_while_it_is_asked_after_its_end_is_open() {
     let waits = spawn(move || far.wait());
     wait_subscribed(&server, CHANNEL);
     waits.wait_asleep();
-    // The waiter asks at the end of the latch, and the reply is late. The message arrives after the
-    // waiter has sent this request and before the reply.
+    // The waiter sends a request at the end of the latch, and the reply is late. The message
+    // arrives between this request and its reply.
     proxy.on(Direction::Reply, 1, Action::DelayReply(lasts + UNIT * 3), |bytes| {
         contains(bytes, "message") && contains(bytes, CHANNEL)
     });

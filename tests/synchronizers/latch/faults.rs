@@ -77,7 +77,7 @@ fn a_frozen_servers_count_downs_are_counted_once_it_goes_on() {
             spawn(move || latch.count_down().unwrap_err())
         })
         .collect();
-    // A count-down that was never sent is not counted, and its error says so.
+    // If a count-down was never sent, its error says that it was not counted.
     let errors: Vec<_> = threads.into_iter().map(|thread| thread.join().to_string()).collect();
     let counted =
         errors.iter().filter(|error| error.contains("repeated in the background")).count();
@@ -166,8 +166,8 @@ fn waiters_go_on_when_the_servers_data_is_gone() {
             .into_iter()
             .flat_map(|latch| waiters(latch, 2))
             .collect();
-        // A thread that waits for a reply also sleeps, and would get an error if the server
-        // disappeared. So the test waits until each process has sent its two requests.
+        // A sleeping thread may still wait for a reply, and would then get an error when the server
+        // disappears. So the test waits until each process has sent its two requests.
         wait_until("all have asked", SOON, || Commands::so_far(&server).of("get") >= before + 4);
         match way {
             "FLUSHALL" => {
@@ -175,7 +175,8 @@ fn waiters_go_on_when_the_servers_data_is_gone() {
             }
             _ => server.restart_empty(),
         }
-        // The waiters continue at their next poll, since a latch without a key is open.
+        // The waiters continue at their next regular request, because a latch without a key is
+        // open.
         waiters.into_iter().for_each(|waiter| {
             waiter.join();
         });

@@ -73,7 +73,7 @@ fn behind(proxy: &Proxy) -> Client {
     })
 }
 
-// What the calls mean.
+// The following tests are about the effects of the calls.
 
 #[test]
 fn a_latch_opens_at_zero_and_may_be_set_anew() {
@@ -169,7 +169,7 @@ fn a_delete_lets_everybody_go() {
 fn a_bounded_wait_ends_at_its_deadline() {
     let server = server();
     let latch = latch(&client(&server), "bounded", 1);
-    // One thread is the leader, and the other thread waits behind the leader.
+    // One thread sends the requests (the leader), and the other thread waits behind it.
     let waits: Vec<_> = (0..2)
         .map(|_| {
             let latch = latch.clone();
@@ -204,12 +204,12 @@ fn a_call_that_does_not_wait_asks_the_server_though_others_wait() {
     let latch = latch(&client(&server), "truth", 1);
     let set = Commands::so_far(&server).of("get");
     let waiter = waiters(&latch, 1).remove(0);
-    // The waiter asks again when its client listens. After that it sends nothing until its next
-    // poll, seconds later.
+    // The waiter sends a second request when its client has subscribed. After that it sends nothing
+    // for some seconds.
     wait_until("it has asked twice", SOON, || Commands::so_far(&server).of("get") >= set + 2);
     waiter.wait_queued();
     assert!(answered(|| latch.wait_for(Duration::ZERO)).timed_out());
-    // No message is sent, so a waiter finds the open latch only at its next poll.
+    // No message is sent, so a waiter notices the open latch only at its next request.
     let () = server.connection().del("truth").unwrap();
     assert!(!answered(|| latch.wait_for(Duration::ZERO)).timed_out());
     assert!(!answered(|| latch.wait_within(Instant::now())).timed_out());
@@ -229,7 +229,7 @@ fn a_wait_that_does_not_wait_does_not_subscribe() {
     for _ in 0..3 {
         assert!(answered(|| latch.wait_for(Duration::ZERO)).timed_out());
     }
-    // Time must pass here: if an unwanted message came, it would come within this time.
+    // Time must pass here, because an unwanted message would come within this time.
     thread::sleep(UNIT);
     let after = Commands::so_far(&server);
     assert_eq!(after.of("get") - before.of("get"), 3);

@@ -39,7 +39,7 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
     let mut user = User::new(&server, "me");
     let client = user.client();
     let gate = client.count_down_latch("gate");
-    // With this call the client learns the server's clock.
+    // After this call, the client knows the server's time.
     gate.count_down().unwrap();
     let mut redis = server.connection();
     let mut refused = 0;

@@ -57,8 +57,8 @@ fn a_java_services_last_count_down_wakes_and_another_message_does_not() {
             waiters.iter().for_each(Running::wait_asleep);
         }
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-        // Each waiter asks at first, again when its client listens, and once for each message. A
-        // waiter does not ask at other times.
+        // Each waiter sends a request at first, another when its client has subscribed, and one for
+        // each message. It sends no other requests.
         let asked = asked() - set;
         assert!(asked <= 5 + 2, "{asked} questions for five messages");
         let () = redis::pipe()
@@ -81,7 +81,7 @@ fn a_late_message_of_the_count_before_does_not_open_the_next() {
         let late = Client::connect(&proxy.url()).unwrap();
         let other = client(&server).count_down_latch("late");
         let latch = latch(&late, "late", 1);
-        // From now on the client listens, and for some time after the wait.
+        // The client subscribes here, and remains subscribed for some time after the wait.
         assert!(answered(|| latch.wait_for(UNIT)).timed_out());
         proxy.on(Direction::Reply, 1, Action::HoldReply, |bytes| {
             contains(bytes, "message") && contains(bytes, "latch__channel__{late}")
@@ -92,7 +92,7 @@ fn a_late_message_of_the_count_before_does_not_open_the_next() {
         let waiter = waiters(&latch, 1).remove(0);
         let before = Commands::so_far(&server).of("get");
         proxy.release();
-        // Each of the two messages makes the waiter ask once.
+        // Each of the two messages makes the waiter send one request.
         wait_until("it asks", SOON, || Commands::so_far(&server).of("get") > before);
         thread::sleep(UNIT);
         assert!(!waiter.is_finished());

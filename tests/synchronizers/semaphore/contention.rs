@@ -129,8 +129,8 @@ fn a_process_that_keeps_acquiring_does_not_starve_another() {
     greedy.join();
 }
 
-/// A thread releases a permit and asks again at once, so it would always find the permit free
-/// before a waiter.
+/// A thread releases a permit and tries again at once, so it would always find the permit free
+/// before a waiter does.
 #[test]
 fn a_process_that_only_tries_goes_behind_one_that_waits() {
     let server = server();
@@ -149,8 +149,8 @@ fn a_process_that_only_tries_goes_behind_one_that_waits() {
             drop(permit);
         }
     });
-    // `most`: how often the thread got the permit during one wait of the waiter. The test counts
-    // turns, because a time would also depend on how busy the machine is.
+    // `most` is the largest number of permits that the thread got during one wait of the waiter.
+    // The test does not measure a time, because a time would depend on how busy the machine is.
     let (mut waits, mut most) = (0, 0);
     while waits < 800 || taken.load(Ordering::SeqCst) == 0 {
         let before = taken.load(Ordering::SeqCst);
@@ -162,8 +162,8 @@ fn a_process_that_only_tries_goes_behind_one_that_waits() {
     }
     stop.store(true, Ordering::SeqCst);
     greedy.join();
-    // The thread has turns of a few acquisitions each. Without turns, the waiter would sometimes
-    // not be served for seconds.
+    // The thread's process has turns of a few acquisitions each. Without turns, the waiter would
+    // sometimes wait for seconds.
     assert!(most < 200, "{most} times");
 }
 

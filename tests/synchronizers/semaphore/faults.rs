@@ -183,7 +183,8 @@ fn a_frozen_server_is_an_error_in_time_and_its_late_changes_are_undone() {
         } else if round == 1 {
             let error = semaphore.release_forgotten(1).unwrap_err();
             is_clear(&error, "frozen", "permit");
-            // The error says whether there will be one more permit.
+            // If the error says so, the client will give the permit back in the background, which
+            // adds one permit.
             permits += i64::from(error.to_string().contains("in the background"));
         }
         server.resume();
@@ -418,16 +419,16 @@ fn a_release_that_was_passed_in_part_is_not_said_to_be_none() {
         };
         let first = spawn(move || {
             let permit = first.acquire_many(3).unwrap();
-            // The next thread in the queue finds that there are no permits before this thread's
-            // turn is over.
+            // Sleep for less than a turn of the process. The next thread in the queue notices that
+            // there are no permits.
             thread::sleep(Duration::from_millis(2));
             limit("1");
             permit.forget();
             first.release_forgotten(3)
         });
-        // The first thread must be in the queue, and not only asleep. While its first request is in
-        // flight, the second thread may be served before it. In that case the first thread cannot
-        // get three permits.
+        // The first thread must be in the queue, because a sleeping thread may still wait for the
+        // reply to its first request. During that request, the second thread may get a permit
+        // before it, and then the first thread cannot get three.
         wait_subscribed(&server, &channel(name));
         let second = spawn(move || second.acquire().map(Permit::forget));
         second.wait_asleep();

@@ -67,7 +67,7 @@ fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
         thread::sleep(outage);
         proxy.accept();
         let begun = Instant::now();
-        // This makes calls that need a connection.
+        // These calls need a connection.
         wait_until("it answers", SOON, || client.semaphore("other").available_permits().is_ok());
         wait_permits(&server, "outage", 3);
         wait_until("it is counted", SOON, || {
@@ -93,7 +93,7 @@ fn hundreds_of_releases_that_are_sent_again_together_are_all_given_back_once() {
         let permits: Vec<_> = (0..PERMITS).map(|_| all.split(1).unwrap()).collect();
         proxy.freeze();
         drop(permits);
-        // The releases did not arrive, but no thread of this process knows that.
+        // The releases did not arrive, but no thread of this process knows this.
         proxy.refuse();
         proxy.cut_all();
         proxy.thaw();

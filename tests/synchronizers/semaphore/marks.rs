@@ -27,7 +27,7 @@ fn record_of(server: &Server, name: &str) -> String {
     record.clone()
 }
 
-/// Returns the number of the server's connections, without the connection that asks.
+/// Returns the number of the server's connections, except the connection that sends this query.
 fn connections(server: &Server) -> usize {
     let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
     list.lines().count() - 1
@@ -46,7 +46,7 @@ fn moved(client: &Client, [old, new]: [&Server; 2], proxy: &Proxy, name: &str) -
     let before = records(new, name);
     proxy.lead_to(new);
     old.kill();
-    // A question makes the client connect to the new server.
+    // This query makes the client connect to the new server.
     let another = client.semaphore("another");
     wait_until("the server is told", SOON, || {
         let _ = another.available_permits();
@@ -55,8 +55,8 @@ fn moved(client: &Client, [old, new]: [&Server; 2], proxy: &Proxy, name: &str) -
     new.connection().get(name).unwrap()
 }
 
-/// As with a load balancer, connections to the old master stay open, and the old master still
-/// answers.
+/// As behind a load balancer, connections to the old master stay open, and the old master still
+/// sends replies.
 #[test]
 fn permits_taken_over_a_connection_to_the_old_master_are_not_taken_at_the_new_one() {
     let (old, new) = (server(), server());
@@ -102,7 +102,7 @@ fn a_semaphore_made_anew_on_an_empty_server_loses_no_permit_to_a_slow_client() {
         make(&client(&new).semaphore("emptied"));
         let free = moved(&slow, [&old, &new], &proxy, "emptied");
         assert_eq!(free, 4, "way {at}");
-        // The client's next change is made.
+        // The client's next change must be applied.
         semaphore.acquire_many(3).unwrap().forget();
         stays(&new, "emptied", 1);
     }
@@ -140,7 +140,7 @@ fn a_semaphore_that_redisson_removed_and_ours_made_anew_is_another_one() {
     assert_eq!(moved(&slow, [&old, &new], &proxy, "again"), 4);
 }
 
-/// The reply to the request is lost, and the copy of the request gets its reply from the record.
+/// The reply to the request is lost. The copy of the request gets the recorded reply.
 #[test]
 fn a_change_whose_copy_was_answered_is_repeated_at_a_new_master() {
     let (old, new) = (server(), server());

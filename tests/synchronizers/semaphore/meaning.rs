@@ -131,8 +131,8 @@ fn permits_are_split_merged_forgotten_and_released_without_one() {
     assert_eq!(semaphore.available_permits().unwrap(), 6);
 }
 
-/// The documentation warns of a permit that is given back twice, because the server does not store
-/// the holders.
+/// A permit can be given back twice, because the server does not store the holders. The
+/// documentation warns of this.
 #[test]
 fn a_permit_that_is_given_back_by_hand_and_by_its_guard_is_there_twice() {
     let server = server();
@@ -345,8 +345,8 @@ fn a_waiter_asks_once_for_a_message_and_not_in_between() {
     stays(&server, "quiet", 0);
 }
 
-/// Gives back permits as a Java service does, so that no thread of this process knows the number of
-/// listeners.
+/// Gives back permits as a Java service does, so that this process gets no reply with the number of
+/// subscribers.
 fn release_as_java(server: &Server, name: &str, permits: i64) {
     let () = redis::pipe()
         .atomic()
@@ -380,7 +380,8 @@ fn the_first_in_line_asks_for_those_behind_it_too() {
     for (waiter, _) in waiters {
         waiter.join().unwrap();
     }
-    // Each grant takes half of the free permits, since another process might wait as well.
+    // Each request takes at most half of the free permits for further threads, because another
+    // process might wait as well.
     let asked = Commands::so_far(&server).scripts() - before;
     assert!(asked <= 10, "{asked} requests for 20 permits");
     stays(&server, "all", 0);
@@ -393,7 +394,7 @@ fn permits_asked_for_waiters_that_left_meanwhile_go_back_at_once() {
     let client = behind(&proxy);
     on_acquire(&proxy, "left", usize::MAX, Action::DelayReply(Duration::ZERO));
     let waiters = queue(&client.semaphore("left"), 4);
-    // The waiter asks at first, and again when its client listens.
+    // The waiter sends a request at first, and another when its client has subscribed.
     proxy.wait_fired(2, SOON);
     proxy.clear_rules();
     on_acquire(&proxy, "left", 1, Action::HoldReply);

@@ -1,7 +1,7 @@
 //! The behaviour of the semaphore for its threads, for other clients, on the wire, and under
 //! faults.
 //!
-//! Under every fault, the sum of free and taken permits stays the number that was set.
+//! Under every fault, the free and the taken permits together remain the number that was set.
 
 mod contention;
 mod end;
@@ -50,7 +50,7 @@ fn wait_permits(server: &Server, name: &str, permits: i64) {
     }
 }
 
-/// Does the same as [`wait_permits`], and asserts that the number does not change for some time.
+/// Like [`wait_permits`], but also asserts that the number does not change for some time.
 #[track_caller]
 fn stays(server: &Server, name: &str, permits: i64) {
     wait_permits(server, name, permits);
@@ -137,7 +137,7 @@ impl Contender {
     }
 }
 
-/// The connection for counting the taken permits.
+/// The connection with which a contender counts the taken permits.
 struct Count(redis::Connection);
 
 impl Count {

@@ -57,7 +57,7 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
     let mut user = User::new(&server, "me");
     let client = user.client();
     let pool = client.semaphore("pool");
-    // With this call the client learns the server's clock, and the server learns the scripts.
+    // After this call, the client knows the server's time, and the server knows the scripts.
     drop(pool.try_acquire().unwrap());
     let mut redis = server.connection();
     let mut refused = 0;

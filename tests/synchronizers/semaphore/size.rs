@@ -4,7 +4,7 @@ use std::sync::Barrier;
 
 use super::*;
 
-/// Does the same as [`super::behind`], for a client that has created the semaphore by using it.
+/// Like [`super::behind`], for a client that has created the semaphore by its first use.
 fn behind(proxy: &Proxy) -> Client {
     let client = super::behind(proxy);
     client.semaphore("warm too").with_permits(1).acquire().unwrap().release().unwrap();
@@ -18,7 +18,7 @@ fn the_first_use_makes_the_semaphore_once_and_later_uses_ask_nothing_more() {
     let maker = behind(&proxy);
     let asked = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&asked);
-    // This rule only watches, and never fires.
+    // This rule only records the requests, and changes none.
     proxy.on(Direction::Request, 1, Action::LoseReply, move |bytes| {
         let is_one = contains(bytes, "$5\r\nsized\r\n");
         counted.fetch_add(u64::from(is_one), Ordering::SeqCst);
@@ -44,7 +44,7 @@ fn the_first_use_makes_the_semaphore_once_and_later_uses_ask_nothing_more() {
     let permit = found.try_acquire().unwrap().into_option().unwrap();
     assert_eq!(asked(), 2, "a look and the acquire");
 
-    // These clients have seen the semaphore, so if it vanishes they do not make another one.
+    // These clients have used the semaphore, so they do not make another semaphore if it vanishes.
     assert!(sized.delete().unwrap());
     assert!(sized.try_acquire().unwrap().into_option().is_none());
     assert!(found.try_acquire().unwrap().into_option().is_none());

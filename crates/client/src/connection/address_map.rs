@@ -1,5 +1,5 @@
-//! The addresses that Sentinels and a cluster's servers report. The user's map converts these to
-//! the addresses to which the client connects.
+//! The addresses that Sentinels and a cluster's servers report. The user's map converts these
+//! addresses to the addresses to which the client connects.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,8 +13,8 @@ use super::host_port::HostPort;
 pub(super) struct NamedAddress(HostPort);
 
 impl NamedAddress {
-    /// Returns `None` if this is no address. A server that does not know another server's address
-    /// reports an empty host or `?`.
+    /// Makes the address. Returns `None` if host and port are no address. A server that does not
+    /// know another server's address reports an empty host or `?`.
     pub(super) fn new(host: String, port: u16) -> Option<Self> {
         let is_known = !host.is_empty() && host != "?" && port > 0;
         is_known.then_some(Self(HostPort { host, port }))
@@ -34,8 +34,8 @@ impl AddressMap {
         Self(Some(Arc::new(map)))
     }
 
-    /// Returns the address to which the client connects, or `None` if the user's code panicked. (In
-    /// that case the reported address must not be used, because another server may have it.)
+    /// Returns the address to which the client connects, or `None` if the user's code panicked.
+    /// After a panic, the reported address must not be used, because another server may have it.
     pub(super) fn reach(&self, NamedAddress(named): &NamedAddress) -> Option<HostPort> {
         let Some(map) = &self.0 else { return Some(named.clone()) };
         let mapped = catch_unwind(AssertUnwindSafe(|| map(&named.host, named.port))).ok()?;

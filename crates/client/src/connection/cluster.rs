@@ -1,14 +1,16 @@
 //! The slots of a cluster and their servers.
 //!
-//! A thread asks the servers for the slots only if a server redirects its command, or if it reaches
-//! no server. One thread asks for all threads that need the slots at that time.
+//! A thread queries the owners of the slots only if a server redirects its command, or if it
+//! reaches no server. If several threads need the slots at the same time, one thread sends the
+//! query for all of them.
 //!
-//! A server's answer is its *view*. A server that is cut off from the other servers reports the old
-//! owners of slots. Two things show that it is cut off: it reports that it reaches no majority of
+//! A server's reply is its *view*. A server that is cut off from the other servers reports the old
+//! owners of slots. Such a server shows this in two ways: it reports that it reaches no majority of
 //! the masters (`cluster_state`), and its epoch is older than the epoch of a master that was
 //! elected in the meantime. So the client accepts a view at once only if its server reaches a
-//! majority and its epoch is not older than the epoch of the last accepted view. Otherwise it asks
-//! a majority of the masters, which cannot all be cut off, and accepts the best view.
+//! majority and its epoch is not older than the epoch of the last accepted view. Otherwise the
+//! client queries a majority of the masters, which cannot all be cut off, and accepts the best
+//! view.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,10 +37,10 @@ use view::{NO_CLUSTER_INFO, Range, View, Weight, ask, no_slots, ranges};
 
 /// The longest time that a server may take to report its slots.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
-/// The shortest time between two rounds in which a thread asks the servers.
+/// The shortest time between two rounds of queries.
 const MIN_ROUND_INTERVAL: Duration = Duration::from_millis(50);
-/// A redirect makes a thread ask for all slots if the last round is older than this: the server in
-/// the redirect may have replaced a dead server.
+/// After a redirect, a thread queries all slots if the last round of queries is older than this:
+/// the server in the redirect may have replaced a dead server.
 const RECENT_ROUND: Duration = Duration::from_secs(1);
 const NO_OWNER: u16 = u16::MAX;
 
@@ -65,7 +67,8 @@ struct ClusterState {
     nodes: Vec<(HostPort, Arc<Node>)>,
     /// The number of each slot's server.
     owners: Vec<u16>,
-    /// The servers to ask: first the server whose view was last accepted, last the silent servers.
+    /// The servers to query. The server whose last view was accepted comes first, and the silent
+    /// servers come last.
     known: Vec<HostPort>,
     /// The servers of the URL.
     seeds: Vec<HostPort>,
@@ -103,8 +106,8 @@ impl Cluster {
         Ok(Some(Arc::new(cluster)))
     }
 
-    /// Asks the server for the slots, over a connection that is being opened. Does nothing if the
-    /// client already knows them.
+    /// Queries the slots over a connection that is being opened. Does nothing if the client already
+    /// knows the slots.
     pub fn meet(&self, endpoint: &Endpoint, ask: Ask<'_>) -> Result<(), ConnectError> {
         if self.state.lock().owners.iter().any(|owner| *owner != NO_OWNER) {
             return Ok(());
@@ -251,8 +254,8 @@ impl Cluster {
         }
     }
 
-    /// Asks the servers for the owners of all slots. If another thread is asking, waits for that
-    /// thread. If a thread asked a moment ago, does nothing.
+    /// Queries the owners of all slots. If another thread is doing so, waits for that thread. If a
+    /// thread has done so a moment ago, does nothing.
     pub fn refresh(&self) {
         self.refresh_from(None);
     }
@@ -284,10 +287,10 @@ impl Cluster {
         }
     }
 
-    /// Asks one server after the other. Returns the first view whose server reaches a majority of
-    /// the masters and whose epoch is not older than the epoch of the last accepted view. If there
-    /// is no such view, returns the best view of a majority of the masters, or of all servers that
-    /// answer.
+    /// Queries one server after the other. Returns the first view whose server reaches a majority
+    /// of the masters and whose epoch is not older than the epoch of the last accepted view. If
+    /// there is no such view, returns the best view of a majority of the masters, or of all servers
+    /// that answer.
     fn find_view(&self, host_ports: &[&HostPort]) -> Option<View> {
         let (masters, epoch) = {
             let state = self.state.lock();
@@ -337,14 +340,15 @@ impl Cluster {
             }
         }
         state.silent.retain(|host_port| known.contains(host_port));
-        // Ask silent servers last, because the other threads wait while a silent server is asked.
+        // Query silent servers last, because the other threads wait during the query.
         known.sort_by_key(|host_port| state.silent.contains(host_port));
         state.known = known;
         state.epoch = weight.epoch;
         let unsaid = (!weight.is_said).then(|| Arc::clone(&state.nodes[0].1));
         let changed = (0..SLOTS).filter(|slot| {
             let slot = usize::from(*slot);
-            // A slot without an owner keeps its old owner, which may get the slot back.
+            // If the view has no owner for a slot, the slot keeps its old owner, which may get the
+            // slot back.
             owners[slot] != NO_OWNER && owners[slot] != state.owners[slot]
         });
         let changed: Vec<_> = changed.collect();
@@ -352,7 +356,7 @@ impl Cluster {
             state.owners[usize::from(*slot)] = owners[usize::from(*slot)];
         }
         drop(state);
-        // The report may call foreign code, so this thread must hold no mutex here.
+        // The callback may run foreign code, so this thread must hold no mutex here.
         if let Some(node) = unsaid {
             node.endpoint.health().report_missing_option(NO_CLUSTER_INFO);
         }
@@ -412,8 +416,8 @@ impl ClusterState {
     }
 }
 
-/// The role of the thread that asks for all threads. The drop of this value lets the next thread
-/// ask, even after a panic.
+/// The role of the thread that queries the servers for all threads. The drop of this value lets the
+/// next thread take the role, even after a panic.
 struct Refreshing<'a>(&'a Cluster);
 
 impl Drop for Refreshing<'_> {

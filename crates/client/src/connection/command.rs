@@ -34,9 +34,8 @@ pub struct CachedScript {
     takes: bool,
 }
 
-/// The kinds of reply that a script can give, in addition to an error. Only the kind is checked:
-/// other data under a key may lead to any number in a reply, but never changes a number into a
-/// list.
+/// The kinds of reply that a script can give, in addition to an error. Only the kind is checked: if
+/// a key holds other data, a reply may have any number, but never a list in place of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replies(u8);
 
@@ -73,8 +72,8 @@ impl Replies {
 
 /// A check that the user has the rights that a request needs. The check runs inside the script of a
 /// connection's first such request, before the request changes anything. The script's reply is then
-/// `{all, reply}`: `all` says whether the user may use all names. For a user with rights to only
-/// some names, the check is repeated once for each name.
+/// `{all, reply}`: `all` says whether the user has the rights for all names. For a user with rights
+/// for only some names, the check is repeated once for each name.
 #[derive(Debug)]
 pub struct RightsQuery {
     /// The number of the query, which is below 64. No two queries have the same number.
@@ -102,9 +101,8 @@ struct Text {
 }
 
 /// A text in the scripts of `lua/`, and its replacement for a cluster. In a cluster a channel
-/// contains the script's first key, so that all channels of the script are in the key's slot. (If
-/// an argument said whether the server belongs to a cluster, each call to a single server would
-/// have to send it, too.)
+/// contains the script's first key, so that all channels of the script are in the key's slot. An
+/// argument in place of the two texts would make each call to a single server longer.
 const OWN: [&str; 2] = [
     "'redisson_lock__channel:{redlatch:'",
     "('redisson_lock__channel:' .. (string.find(KEYS[1], '{', 1, true) and KEYS[1] \
@@ -286,7 +284,7 @@ impl Command {
     }
 
     /// Notes that the call has the keys of several names, with `keys_of_name` keys for each name.
-    /// The first keys of all names come first.
+    /// The first keys of all names come first, then the second keys, and so on.
     #[must_use]
     pub fn of_names(self, keys_of_name: usize) -> Self {
         Self { keys_of_name, ..self }
@@ -308,12 +306,13 @@ impl Command {
         self.acks
     }
 
-    /// If `is_first`, a call on an idle connection reads the reply to this posted command before it
-    /// writes its own command.
+    /// Sets whether the next call on an idle connection first reads the reply to this posted
+    /// command, and only then writes its own command.
     ///
-    /// The server runs all commands that it has read before it writes any reply or message. So the
-    /// message of a release reaches the next process sooner if the server has not yet read the next
-    /// request of the releasing thread. The order and the effect of the commands do not change.
+    /// The server first runs all commands that it has read, and then writes replies and messages.
+    /// So the message of a release reaches the next process sooner if the releasing thread sends
+    /// its next request only after the reply. The order and the effect of the commands do not
+    /// change.
     #[must_use]
     pub fn reply_before_next(self, is_first: bool) -> Self {
         Self { is_reply_before_next: is_first, ..self }
@@ -374,15 +373,15 @@ impl Command {
         self.script.map(|call| std::ptr::from_ref(call.script).addr())
     }
 
-    /// Whether `reply` can be the reply to this command. After `false`, this reply and all later
-    /// replies may belong to other commands, and must not count as grants or releases.
+    /// Whether `reply` can be the reply to this command. If not, this reply and all later replies
+    /// may belong to other commands, and must not count as grants or releases.
     pub(crate) fn may_be_answered(&self, reply: &Value) -> bool {
         self.replies.include(reply)
     }
 
     /// Returns the same command for a server to which its slot is moving. ASKING is sent before it,
-    /// and the call has the script's text in place of the hash. (ASKING applies to only one
-    /// command. If the server did not know the hash, a second command would be needed.)
+    /// and the call has the script's text in place of the hash. ASKING applies to only one command,
+    /// so a call by a hash that the server does not know could not be repeated.
     pub(crate) fn asking(&self) -> Self {
         Self { asks: true, ..self.clone() }
     }
@@ -440,8 +439,7 @@ fn next_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 
 #[inline]
 fn push_header(bytes: &mut Vec<u8>, kind: u8, count: usize) {
-    // Each length is appended as a whole, usually without a loop, because a command has many
-    // lengths.
+    // Append each length as a whole, usually without a loop, because a command has many lengths.
     let digit = |number: usize| b'0' + (number % 10) as u8;
     match count {
         0..10 => return bytes.extend_from_slice(&[kind, digit(count), b'\r', b'\n']),

@@ -28,7 +28,7 @@ impl Credentials {
 
     /// Returns the same credentials, which the server accepts only for `time` from now. When `time`
     /// is over, the server may close connections that were opened with these credentials. Without a
-    /// call of `valid_for`, the credentials are valid until the server changes them.
+    /// call of `valid_for`, the credentials are valid until they are changed at the server.
     #[must_use]
     pub fn valid_for(self, time: Duration) -> Self {
         Self { valid_for: Some(time), ..self }

@@ -33,7 +33,8 @@ pub struct Endpoint {
     connect_timeout: Duration,
     response_timeout: Duration,
     runs: Arc<Runs>,
-    /// Whether the code that opens these connections checks all holds itself after a new run.
+    /// Whether the code that opens these connections itself checks all holds when the server has a
+    /// new run.
     asks: bool,
     health: Arc<ServerHealth>,
     /// The callback for each connection on which the server has answered.
@@ -41,7 +42,7 @@ pub struct Endpoint {
     first: Arc<FirstContact>,
 }
 
-/// The check of a server before it gets the first command. The thread that opens the first
+/// The check of a server before the server gets the first command. The thread that opens the first
 /// connection runs the check.
 #[derive(Default)]
 struct FirstContact {
@@ -94,8 +95,8 @@ impl Endpoint {
         Ok(Self::at(Locator::Named(Arc::new(sentinels)), login, config, health))
     }
 
-    /// Makes the endpoint follow the host's name. If the name later leads to another server, the
-    /// connections to the old server are closed.
+    /// Makes the endpoint follow the host's name: if the name later leads to another server, the
+    /// client closes the connections to the old server.
     fn following_its_name(mut self) -> Self {
         let HostPort { host, port } = self.host_port();
         let is_name = !host.is_empty() && host.parse::<IpAddr>().is_err();
@@ -184,8 +185,8 @@ impl Endpoint {
     }
 
     /// Opens a connection, and finds out which run of the server is at its other end. Takes at most
-    /// the connect timeout, unless the look-up of the host's name alone takes longer. Each call
-    /// looks the name up.
+    /// the connect timeout. Only the look-up of the host's name, which each call repeats, may take
+    /// longer.
     pub(crate) fn open(&self) -> RedisResult<Connection> {
         let (connection, _) = self.open_within(self.connect_timeout)?;
         self.answers();
@@ -199,7 +200,8 @@ impl Endpoint {
         }
     }
 
-    /// Like [`open`](Self::open), within a time that may be shorter than the connect timeout.
+    /// Like [`open`](Self::open), but with a time limit that may be shorter than the connect
+    /// timeout.
     pub(super) fn open_within(&self, within: Duration) -> RedisResult<(Connection, Run)> {
         let now = Instant::now();
         let deadline = later(now, within.min(self.connect_timeout));
@@ -284,8 +286,8 @@ impl Endpoint {
         self.response_timeout
     }
 
-    /// Returns the same endpoint with another response timeout, for the code that reacts to new
-    /// runs.
+    /// Returns the same endpoint with another response timeout, for the code that checks all holds
+    /// after a new run.
     pub fn with_response_timeout(&self, response_timeout: Duration) -> Self {
         let connect_timeout = self.connect_timeout.min(response_timeout);
         Self { connect_timeout, response_timeout, asks: true, ..self.clone() }

@@ -40,9 +40,10 @@ pub struct ServerHealth {
 }
 
 enum Reach {
-    /// The server can be reached since this time. `None` if there has been no outage.
+    /// The server can be reached. The time is the end of the last outage, or `None` if there was
+    /// none.
     Works(Option<Instant>),
-    /// The server was found out of reach at this time.
+    /// The server has been out of reach since this time, at which the client noticed the outage.
     Out(Instant, Noted),
 }
 
@@ -50,7 +51,7 @@ enum Reach {
 enum Noted {
     NotYet,
     Began(Outage),
-    /// The end was reported as well, so no thread checks for it.
+    /// The end of the outage was reported, too, so no thread checks for it.
     Ended,
 }
 
@@ -75,8 +76,8 @@ pub enum ServerEvent {
     Refuses(String),
     /// The server accepts connections again, after this time.
     LetsIn(Duration),
-    /// No thread waits for the end of the outage any longer. The fields are the outage's length so
-    /// far, and the reason why no thread waits.
+    /// The client no longer checks for the end of the outage. The fields are the outage's length so
+    /// far, and the reason.
     GivenUp(Duration, &'static str),
     /// Another server is the master now. The field is the address of the old master.
     Moved(Arc<str>),
@@ -112,7 +113,8 @@ impl ServerHealth {
         Arc::clone(&self.address.lock())
     }
 
-    /// Notes that another server replaces this server. `first`: whether there was no server before.
+    /// Notes that another server replaces this server. `first` says whether there was no server
+    /// before.
     pub(super) fn record_move(&self, address: &str, first: bool) {
         let address: Arc<str> = address.into();
         let from = std::mem::replace(&mut *self.address.lock(), Arc::clone(&address));
@@ -184,8 +186,8 @@ impl ServerHealth {
         }
     }
 
-    /// Begins an outage. The `bool` says whether this client reports the outage. A client reports
-    /// the beginning only if it can also report the end.
+    /// Begins an outage. The `bool` says whether this client reports the outage. A client that
+    /// could not report the end does not report the beginning either.
     fn notice(&self, what: &str, begun: Instant) -> Option<(Outage, bool)> {
         let can_report = self.callback.get().is_some() && !self.ended.load(Ordering::Acquire);
         can_report.then(|| Outage::notice(what, begun)).flatten()
@@ -213,8 +215,8 @@ impl ServerHealth {
         let mut refuses = self.refuses.lock();
         if refuses.is_none() {
             let cause = cause.to_string();
-            // The error's text is a part of the outage's key: one client may have a wrong password
-            // while the server is full for another client.
+            // The error's text is a part of the outage's key, because two clients may have
+            // different reasons: a wrong password, and a full server.
             let what = format!("{}: {cause}", self.address());
             let Some((outage, is_first)) = self.notice(&what, Instant::now()) else { return };
             *refuses = Some(outage);

@@ -2,13 +2,13 @@
 //!
 //! One thread, the *combiner*, has the link. The combiner writes its own command and the commands
 //! in the queue, reads the replies, and wakes the other threads. Then the first call that has
-//! queued in the meantime becomes the next combiner. With this sharing many threads need few
-//! packets, and a single thread loses no time. There is no I/O thread, which would cost a single
-//! caller a third of its rate.
+//! queued in the meantime becomes the next combiner. So many threads need few packets, and a single
+//! thread loses no time. An I/O thread would cost a single caller a third of its rate.
 //!
-//! Order: all callers' commands for a name use the name's lane, so a release posted by `Drop` runs
-//! before the next acquire. (Renewals and cleanups use the renewer's connection.) If the connection
-//! accepts no bytes, commands wait in the link in their order.
+//! A *post* is a command for whose reply no thread waits. All callers' commands for a name use the
+//! name's lane, so a release that `Drop` posts runs before the next acquire. Renewals and cleanups
+//! use another connection. If the connection accepts no bytes, commands wait in the link in their
+//! order.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -29,8 +29,8 @@ use self::call::Call;
 use self::combiner::Combiner;
 
 /// The maximum number of unread replies that a link may have. More posts wait in the queue until
-/// some replies are read. A thread that waits for the server in any case reads them. (A model has a
-/// small number, so that it reaches the limit.)
+/// some replies are read. The thread that reads them is one that waits for the server anyway. A
+/// model has a small number, so that it reaches the limit.
 const MAX_UNREAD: usize = if IS_MODEL { 2 } else { 1_000 };
 
 /// A shared connection. The first command, and the first command after an error, opens it.
@@ -58,11 +58,11 @@ struct LaneState {
     /// The link, while no thread combines.
     link: Option<Box<Link>>,
     combining: bool,
-    /// Commands that are not yet written. Invariants: if the queue has a call, a thread combines or
-    /// has been asked to combine. If the queue has only posts and no thread combines, there is no
-    /// link, or the link has too many unread replies.
+    /// Commands that are not yet written. Two invariants hold. If the queue has a call, a thread
+    /// combines or was woken to combine. If the queue has only posts and no thread combines, there
+    /// is no link, or the link has too many unread replies.
     queue: VecDeque<Pending>,
-    /// Whether the background thread has ended, so that the combiner also handles posts.
+    /// Whether the background thread has ended. If so, the combiner also handles posts.
     closed: bool,
     /// The number of threads that the last packet served.
     served: usize,
@@ -104,7 +104,7 @@ impl Pending {
     }
 }
 
-/// The work that a lane still has to do, for its models.
+/// The work that is left for a lane, for the lane's models.
 #[cfg(models)]
 #[derive(Debug)]
 pub struct LaneWork {
@@ -125,14 +125,14 @@ pub enum LaneCheck {
     Service,
     /// Check again soon: a reply may be owed, or there was another post.
     Again,
-    /// Nothing. The next post asks again.
+    /// Nothing. The next post requests a service again.
     Done,
 }
 
 /// The state of a posted command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// No thread has been asked to read the owed reply: the caller must ask the background thread.
+    /// No thread will read the reply yet: the caller must wake the background thread.
     NeedsService,
     /// A thread has been asked to read the reply.
     ServiceRequested,
@@ -150,7 +150,7 @@ impl Lane {
         }
     }
 
-    /// Returns the work that the lane still has to do.
+    /// Returns the work that is left for the lane.
     #[cfg(models)]
     pub fn remaining_work(&self) -> LaneWork {
         let state = self.state.lock();
@@ -203,7 +203,8 @@ impl Lane {
     /// its own reply. While there are more posts, the lane must be checked again, so that a post
     /// need not ask. Does no I/O.
     ///
-    /// `patience`: how long a reply may be owed before the background thread reads it.
+    /// `patience` is the time for which a reply may be missing before the background thread reads
+    /// it.
     pub fn check(&self, patience: Duration) -> LaneCheck {
         let state = self.state.lock();
         if state.combining {
@@ -229,9 +230,9 @@ impl Lane {
     }
 
     /// Writes the unwritten bytes and the queued commands, as far as the connection accepts them at
-    /// once, then reads owed replies. The background thread calls this, and so does a caller that
-    /// needs a post's outcome. Closes a connection that has accepted no byte for
-    /// `response_timeout`. If the queue is long, writes only the first packet.
+    /// once. Then reads the replies to written commands. The background thread calls this function,
+    /// and so does a caller that needs a post's outcome. Closes a connection that has accepted no
+    /// byte for `response_timeout`. If the queue is long, writes only the first packet.
     ///
     /// Opening a connection may take at most `to_open`, because the background thread has renewals
     /// to send. If `to_open` is too short, the queued commands fail, and their receivers get the
@@ -242,8 +243,8 @@ impl Lane {
     /// asked for this call must then [request another call](Self::request_service).
     pub fn service(&self, patience: Duration, to_open: Duration) -> bool {
         // While the server waits for replicas, this call reads nothing, but it writes the unwritten
-        // bytes. The thread that needs the replicas may read the reply. Otherwise a later call of
-        // `service` reads the reply when the wait is over.
+        // bytes. A thread that waits for the reply reads it. If there is no such thread, a later
+        // call of `service` reads the reply when the wait for replicas is over.
         let is_time = |link: &Link| patience.is_zero() || link.wait_left() <= patience;
         let mut state = self.state.lock();
         // Clear the flag before the reads: a later post must request a new call.
@@ -300,10 +301,10 @@ impl Lane {
     pub fn drain(self: &Arc<Self>, deadline: Instant) {
         if self.has_work() {
             let limit = Limit::new(Some(deadline), None);
-            // This limit applies only to the drain: its end must not count for the thread's other
-            // calls.
+            // This limit applies only to the drain. If it ends, the thread's other calls must not
+            // see this.
             let _limited = Limit::set(limit.clone());
-            // Any reply is good, even an error.
+            // Any reply is enough, even an error.
             let _ = self.call_within(&Command::plain(&[b"PING"]), limit.as_ref());
         }
     }
@@ -316,9 +317,9 @@ impl Lane {
             || state.link.as_ref().is_some_and(|link| link.owed() > 0)
     }
 
-    /// Notes that no background thread calls `service` after this. Each queued or owed command gets
-    /// its reply or fails: now, or, if a thread combines, when that thread is done. If a release
-    /// fails here, its receiver must get the failure.
+    /// Notes that no background thread calls `service` from now on. Each command without a reply
+    /// gets its reply or fails: at once, or, if a thread combines, when that thread is done. If a
+    /// release fails here, its receiver must get the failure.
     pub fn close(&self) {
         self.state.lock().closed = true;
         self.service(Duration::ZERO, Duration::ZERO);
@@ -330,7 +331,7 @@ impl Lane {
         state.combining || state.link.is_some()
     }
 
-    /// Whether bytes are unwritten while no thread is about to write them. A post or a call with a
+    /// Whether there are unwritten bytes that no thread is about to write. A post or a call with a
     /// limit may leave such bytes. The background thread must then call [`service`](Self::service).
     pub fn has_unwritten(&self) -> bool {
         self.state.lock().link.as_ref().is_some_and(|link| link.has_unwritten())
@@ -346,8 +347,8 @@ impl Lane {
         drop(link);
     }
 
-    /// Notes that a thread must call [`service`](Self::service). Returns whether a thread has
-    /// already been asked.
+    /// Notes that a thread must call [`service`](Self::service). Returns whether the caller must
+    /// wake that thread.
     pub fn request_service(&self) -> Posted {
         match self.service_requests.swap(REQUESTED_AGAIN, Ordering::AcqRel) {
             NOT_REQUESTED => Posted::NeedsService,

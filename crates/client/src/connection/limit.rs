@@ -2,11 +2,11 @@
 //! the calling thread has called. The limit ends a call even if there is no reply.
 //!
 //! The limit is a thread-local value, so that no path to the server can forget to pass it on.
-//! Methods that wait [set](Limit::set) the limit. Methods without a limit set `None`. The reason: a
-//! logger may take a lock on a thread that already waits in another method, and the limit of that
-//! method must not end the wait of the logger. [`Lane`](super::Lane) and [`Slot`](super::Cluster)
-//! read the limit where a thread would wait for a server. [Posts](super::Lane::post) and the
-//! commands of background threads have no limit.
+//! Methods that wait [set](Limit::set) the limit. Methods without a limit set `None`: a logger may
+//! take a lock on a thread that already waits in another method, and the limit of that method must
+//! not end the wait of the logger. [`Lane`](super::Lane) and [`Slot`](super::Cluster) read the
+//! limit where a thread would wait for a server. [Posts](super::Lane::post) and the commands of
+//! background threads have no limit.
 
 use std::cell::{Cell, RefCell};
 use std::thread;
@@ -32,7 +32,8 @@ thread_local! {
     static CUT: Cell<Cut> = const { Cell::new(Cut::No) };
 }
 
-/// Whether the limit ended a call, and if so, whether the call's connection had answered lately.
+/// Whether the limit ended a call, and whether the call's connection had then received a reply
+/// lately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cut {
     No,
@@ -82,7 +83,7 @@ impl Limit {
     }
 
     /// Returns the time until which a thread may sleep if a cancel cannot wake it. It is the
-    /// earliest of the next check of the token, the limit's end, and `latest`.
+    /// earliest of three times: the next check of the token, the limit's end, and `latest`.
     pub(super) fn soon(&self, latest: Instant) -> Instant {
         let look = self.token.as_ref().and_then(|_| Instant::now().checked_add(CANCEL_CHECK));
         [look, self.until].into_iter().flatten().fold(latest, Instant::min)
@@ -118,20 +119,20 @@ pub(super) fn later(now: Instant, time: Duration) -> Instant {
     now.checked_add(time).unwrap_or(now)
 }
 
-/// Notes that the limit ended a call of the calling thread. `answers`: whether the call's
-/// connection has answered lately.
+/// Notes that the limit ended a call of the calling thread. `answers` says whether the call's
+/// connection has received a reply lately.
 pub(super) fn record_cut(answers: bool) {
     set_cut(if answers { Cut::Answering } else { Cut::Silent });
 }
 
-/// Whether the limit has ended a call of the calling thread since the last [`Limit::set`]. A
-/// failure because of the limit does not show an outage, and does not concern other threads.
+/// Whether the limit has ended a call of the calling thread since the last [`Limit::set`]. Such a
+/// failure does not show an outage, and does not concern other threads.
 pub fn was_cut() -> bool {
     cut() != Cut::No
 }
 
 /// Whether the connection of the [cut](was_cut) call had received a reply within the last second.
-/// If it had, the limit was too short for the call, and there is no outage.
+/// If so, the limit was too short for the call, and there is no outage.
 pub fn was_cut_while_answering() -> bool {
     cut() == Cut::Answering
 }
@@ -144,8 +145,8 @@ fn set_cut(cut: Cut) -> Cut {
     CUT.try_with(|was| was.replace(cut)).unwrap_or(Cut::No)
 }
 
-/// Restores the earlier [`Limit`] when dropped. (Boxed, because a call without a limit moves this
-/// value, too.)
+/// Restores the earlier [`Limit`] when dropped. It is boxed, because a call without a limit moves
+/// this value, too.
 #[must_use]
 #[derive(Debug)]
 pub struct Limited(Option<Box<Before>>);
@@ -170,7 +171,7 @@ impl Before {
     #[cold]
     fn restore(self) {
         let Self { limit, was_cut, was_set } = self;
-        // The old limit, which may have the last copy of a token, is dropped outside the borrow.
+        // Drop the old limit outside the borrow, because it may have the last copy of a token.
         let _gone = CURRENT.try_with(|current| current.replace(limit));
         set_cut(was_cut);
         let _gone = IS_SET.try_with(|is_set| is_set.set(was_set));

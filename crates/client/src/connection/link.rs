@@ -24,8 +24,8 @@ mod rights;
 use self::acknowledgements::Acknowledgements;
 use self::rights::{KnownRights, SentRightsQuery};
 
-/// The silence in nanoseconds after which a connection is tested before a command uses it. If a
-/// firewall had dropped the connection, the outcome of the command would be unknown.
+/// The silence in nanoseconds after which a connection is tested before a command uses it. Without
+/// the test, a command over a connection that a firewall has dropped would have an unknown outcome.
 const TRUST_FOR: u64 = 10_000_000_000;
 /// The shortest time limit for the test of a silent connection. The usual limit is twice the time
 /// that opening the connection took.
@@ -40,8 +40,8 @@ pub struct Link {
     run: Run,
     owed: VecDeque<Owed>,
     acknowledgements: Acknowledgements,
-    /// The start of the server's present silence. It is the later of two times: the oldest write
-    /// without a reply, and the last write before the last reply that was read.
+    /// The start of the server's present silence: the time of the oldest write without a reply, or
+    /// of the last write before the last reply that was read, whichever is later.
     owes_since: Instant,
     /// Whether the reader has left, so that a thread may sleep for a reply that no thread reads.
     reader_left: bool,
@@ -50,7 +50,7 @@ pub struct Link {
     health: Arc<ServerHealth>,
     /// The server's address. With Sentinels, the next link may have another address.
     address: Arc<str>,
-    /// The endpoint, until the first reply by the right server is reported to it.
+    /// The endpoint, until the link reports the first reply by the right server to it.
     unreported: Option<Endpoint>,
     wrote_at: Instant,
     /// The time, on [`clock`], when the link was last known or tested to be alive before a command
@@ -82,8 +82,8 @@ struct Owed {
     awaited: bool,
     /// Whether the command was sent again, as EVAL.
     retried: bool,
-    /// The link's `trusted_at` when the command was written. (The time when the reply is read
-    /// proves nothing, because the reply may have arrived long before.)
+    /// The link's `trusted_at` when the command was written. The time when the reply is read proves
+    /// nothing, because the reply may have arrived long before.
     trusted_at: u64,
     /// The position of the command's first byte among all bytes of the connection. The command ends
     /// where the next command begins.
@@ -97,7 +97,8 @@ impl Link {
         Self::open_within(endpoint, endpoint.connect_timeout())
     }
 
-    /// Like [`open`](Self::open), within a time that may be shorter than the connect timeout.
+    /// Like [`open`](Self::open), but with a time limit that may be shorter than the connect
+    /// timeout.
     pub(crate) fn open_within(endpoint: &Endpoint, within: Duration) -> Result<Self, Failure> {
         let begun = Instant::now();
         let opened = endpoint.open_within(within);
@@ -151,7 +152,8 @@ impl Link {
 
     /// Whether a command may be sent over the link without a test.
     pub(super) fn check_trusted(&mut self) -> bool {
-        // There is one master. After a connection to a later run, this link must not be used.
+        // There is only one master. If the client has connected to a later run, this link must not
+        // be used.
         if self.connection.is_closed() || !self.run.is_last() {
             return false;
         }
@@ -190,8 +192,9 @@ impl Link {
     ///
     /// After a failure that [breaks the link](Failure::is_the_links), the link must not be used.
     pub(crate) fn exchange(&mut self, command: &Command) -> Outcome {
-        // If the owed replies do not arrive within one timeout, this reports that the command may
-        // have run, although it was not written. The caller then sends the command again.
+        // If the owed replies do not arrive within one timeout, this function returns that the
+        // command may have run, although it was not written. The caller then sends the command
+        // again.
         self.check_run()?;
         let mut shared = self.reads_first().then(|| self.deadline_in(self.response_timeout));
         if let Some(until) = shared {
@@ -352,8 +355,9 @@ impl Link {
     /// balancer may keep the connection to the old run open.)
     ///
     /// A thread that makes a change first notes the last run, then writes the change, and then
-    /// records the change for the noted run. This check comes between the first two steps. So if
-    /// the client connects to no other run before the reply, the reply comes from the noted run.
+    /// records the change for the noted run. This check comes between the first two steps. So the
+    /// reply comes from the noted run, provided that the client connects to no other run before the
+    /// reply.
     fn check_run(&mut self) -> Result<(), Failure> {
         if self.run.is_last() {
             return Ok(());
@@ -492,8 +496,8 @@ impl Link {
                     }
                 }
                 Err(error) => {
-                    // The silence counts from `owes_since`, even if other threads have written
-                    // later: a write does not show that the server is alive.
+                    // The silence began at `owes_since`, even if other threads have written later:
+                    // a write does not show that the server is alive.
                     if error.is_timeout() {
                         self.health.record_failure(self.owes_since, &error);
                     }
@@ -529,9 +533,9 @@ impl Link {
         if command.acks().is_some() || !self.run.is_last() {
             return self.send_now([(command, receiver, false)]);
         }
-        // The first call of a script has the script's text. If the call had only the hash, and the
-        // server did not know the hash, the call would be sent again and would run after the next
-        // command for its name.
+        // The first call of a script has the script's text. With only the hash, a server that does
+        // not know the script would refuse the call. The call would be sent again, and would run
+        // after the next command for its name.
         let (bytes, asked) = self.rights.encoded(&command, self.channels);
         let text = match command.script_id() {
             Some(script) if asked.is_none() && !self.known_scripts.contains(&script) => {
@@ -566,7 +570,7 @@ impl Link {
             if self.read_reply_to(owed, until)? {
                 awaited -= usize::from(counts);
             } else {
-                // A command was sent again, so its reply may take the whole time again.
+                // A command was sent again, so its reply may take the full time again.
                 until = self.deadline_in(patience);
             }
         }
@@ -585,7 +589,7 @@ impl Link {
     }
 
     /// Reads the replies that are owed now. If a command is sent again as `EVAL`, its new reply
-    /// comes after the replies to all later commands, and this function does not read it.
+    /// comes after the replies to all later commands, and this function leaves it unread.
     fn read_owed_now(&mut self, until: Instant) -> Result<(), Failure> {
         for _ in 0..self.owed.len() {
             let Some(owed) = self.owed.pop_front() else { break };
@@ -646,9 +650,10 @@ impl Link {
             return Ok(Some(eval));
         }
         match reply {
-            // The command has granted nothing, so its caller need not wait for replicas.
+            // This reply grants nothing, so the caller need not wait for replicas.
             Value::ServerError(_) | Value::Nil => receiver.receive(self.outcome_of(reply)),
-            // The reply to the command's WAIT comes later and decides about this reply.
+            // Keep this reply until the reply to the command's WAIT, which decides whether it is a
+            // success.
             reply if owed.command.acks().is_some() => {
                 let awaited = owed.awaited;
                 self.acknowledgements.push(receiver, reply, awaited);
@@ -700,7 +705,7 @@ impl Link {
         self.owes_since = self.owes_since.max(self.wrote_at);
         self.is_wrong_server |= is_wrong_server_reply(&reply);
         // The reply of a wrong server is not reported. Otherwise each such reply would cause
-        // cleanups, which would reach the wrong server again and open the next link, and so on.
+        // cleanups. These would reach the wrong server again and open the next link, and so on.
         if !self.is_wrong_server
             && let Some(endpoint) = self.unreported.take()
         {
@@ -715,8 +720,8 @@ impl Link {
     }
 
     fn not_received(&self, error: RedisError) -> Failure {
-        // Replies for which no thread waits are read with a short time limit. The end of this short
-        // limit does not show that the server is out of reach.
+        // Replies for which no thread waits are read with a short time limit, whose end does not
+        // show an outage. So compare with the response timeout.
         if error.is_timeout() && self.wrote_at.elapsed() >= self.response_timeout {
             self.health.record_failure(self.wrote_at, &error);
         }

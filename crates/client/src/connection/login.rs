@@ -9,7 +9,7 @@ use redis::{RedisConnectionInfo, RedisResult};
 
 use super::{Credentials, Settings, Source};
 
-/// The login of a connection.
+/// The user and the name with which a connection logs in.
 #[derive(Clone)]
 pub(crate) struct Login {
     settings: RedisConnectionInfo,

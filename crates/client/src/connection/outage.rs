@@ -1,19 +1,19 @@
 //! The outages of a process, which its clients share. The first client that notices an outage
-//! reports it. The last client that finds the outage over reports its end.
+//! reports it. The last client that notices the end of the outage reports the end.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// An outage that a client has noticed. The value is dropped when the client finds the outage over.
+/// An outage that a client has noticed. The value is dropped when the client notices the end.
 pub(super) struct Outage {
     key: Option<String>,
     began: Instant,
 }
 
 struct Known {
-    /// The number of clients that have noticed the outage and have not found it over.
+    /// The number of clients that have noticed the outage and have not noticed its end.
     clients: usize,
     began: Instant,
     ended: Option<Instant>,
@@ -24,7 +24,7 @@ static OUTAGES: Mutex<BTreeMap<String, Known>> = Mutex::new(BTreeMap::new());
 /// How long an outage is remembered after its end: another client may notice it late.
 const REMEMBER_FOR: Duration = Duration::from_secs(60);
 
-/// No thread holds the mutex for this long. If the mutex is locked for longer, this is a forked
+/// No thread holds the mutex for this long. If it is locked for longer, this process is a forked
 /// child, and a thread of the parent held the mutex at the fork.
 const MAX_MUTEX_HOLD: Duration = Duration::from_secs(1);
 
@@ -50,8 +50,8 @@ impl Outage {
         Some((Self { key: Some(what.to_owned()), began }, is_first))
     }
 
-    /// Notes that the client finds the outage over. Returns the length of the outage if no other
-    /// client of the process still notices the outage.
+    /// Notes that the outage is over for this client. Returns the length of the outage if it is
+    /// over for all clients of the process.
     pub(super) fn end(mut self) -> Option<Duration> {
         self.leave().then(|| self.began.elapsed())
     }

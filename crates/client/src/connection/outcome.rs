@@ -33,12 +33,12 @@ pub struct Cause {
     pub error: Arc<RedisError>,
     /// The server's address for errors and the log.
     pub address: Arc<str>,
-    /// Whether the client has ever connected to the server, so that the address is right.
+    /// Whether the client has ever connected to the server. If so, the address is right.
     pub met: bool,
     /// The command that the server refused, if that is known.
     pub command: Option<Box<str>>,
-    /// The type of the value under the command's key, if this type is why the server refused the
-    /// command.
+    /// The type of the value under the command's key, if the server refused the command because of
+    /// this type.
     pub holds: Option<&'static str>,
 }
 

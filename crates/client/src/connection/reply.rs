@@ -50,7 +50,8 @@ pub(super) enum Redirect {
     Moved { slot: u16, named: NamedAddress },
     /// The slot is moving to this server. The client sends this one command to it.
     Ask { named: NamedAddress },
-    /// No server can run the command now: the slot has no server, or its keys are on two servers.
+    /// No server can run the command now, because the slot has no server or its keys are on two
+    /// servers.
     Later,
     /// Like `Later`, but the server stopped inside a script, which may have changed data.
     Halfway,
@@ -108,7 +109,8 @@ pub const NO_CERTIFICATE: &str = "the server wants a certificate of the client";
 /// The text of an error: the server refuses the client's certificate.
 pub const REFUSED_CERTIFICATE: &str = "the server refuses the certificate of the client";
 
-/// Whether this error, sent before any command, says that the server accepts no clients.
+/// Whether this error says that the server accepts no clients. Such a server sends the error before
+/// it reads a command.
 pub(super) fn turns_away(error: &RedisError) -> bool {
     error.code() == Some("DENIED")
         || error.detail().is_some_and(|text| text.contains("max number of clients"))

@@ -1,16 +1,17 @@
 //! Reads replies from bytes: RESP2, and the additions of `HELLO 3`.
 //!
-//! A reply is scanned while it arrives, and its value is made when the whole reply has arrived, so
-//! an announced length alone allocates no memory. This module parses the most frequent kinds of
-//! replies, and the redis crate parses all others. (For a number, the redis crate takes ten times
-//! as long.)
+//! A reply is scanned while it arrives. Its value is made when the whole reply has arrived, so an
+//! announced length alone allocates no memory. This module parses the most frequent kinds of
+//! replies, because the redis crate takes ten times as long for a number. The redis crate parses
+//! all other kinds.
 
 use std::io::{self, Read};
 
 use redis::{ErrorKind, PushKind, RedisError, RedisResult, Value};
 
 /// The maximum size of a reply. All replies to this library's commands are much smaller. A message
-/// may be larger, but servers by default close a listener that has more unread bytes than this.
+/// may be larger, but by default a server closes a subscriber's connection that has more unread
+/// bytes than this.
 const LARGEST: usize = 32 << 20;
 const LONGEST_LINE: usize = 64 << 10;
 /// The deepest nesting of arrays.
@@ -41,8 +42,8 @@ impl ReplyReader {
     /// Takes the next reply to a command. Reads from `stream` until the reply is complete.
     ///
     /// Skips pushed messages of any kind: the server, a proxy or another client's `CLIENT TRACKING
-    /// … REDIRECT` may send one at any time. If a pushed message counted as a reply, each later
-    /// command would get the reply to the previous command.
+    /// … REDIRECT` may send one at any time. If the reader took a pushed message for a reply, each
+    /// later command would get the reply to the command before it.
     pub(super) fn take_reply(&mut self, stream: &mut impl Read) -> RedisResult<Value> {
         loop {
             if let Some(reply) = reply_of(self.take(stream)?) {
@@ -141,7 +142,7 @@ impl ReplyScan {
                 },
                 Some(b'*' | b'~' | b'>') => length(line)?.unwrap_or(0),
                 Some(b'%') => 2 * length(line)?.unwrap_or(0),
-                // Attributes, then the reply to which they belong.
+                // The attributes come first, then the reply to which they belong.
                 Some(b'|') => 2 * length(line)?.unwrap_or(0) + 1,
                 _ => return Err(nonsense()),
             };
@@ -231,7 +232,7 @@ fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
             }
             None => Value::Nil,
         },
-        // A grant message is of this kind.
+        // Messages of grants are of this kind.
         Some(b'>') if rest.starts_with(MESSAGE) || rest.starts_with(SHARDED_MESSAGE) => {
             let (kind, behind) = if rest.starts_with(MESSAGE) {
                 (PushKind::Message, &rest[MESSAGE.len()..])

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! There is one master: every connection of a client leads to the newest master that the client
-//! knows. If a thread is opening a connection to an older master, this connection is closed, too.
-//! The client ignores a Sentinel that reports an older master than the client knows.
+//! knows. A connection to an older master is closed, even while a thread opens it. If a Sentinel
+//! reports an older master, the client ignores the report.
 
 mod ask;
 mod follow;
@@ -33,8 +33,8 @@ use crate::sync::{Condvar, Mutex};
 
 /// The pause before the next search for a master. A change of the master ends the pause.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
-/// The time limit for each Sentinel's answer in the first round. If all Sentinels are slow, they
-/// share the remaining time in a second round.
+/// The time limit for each Sentinel's answer in the first round. If all Sentinels are slow, a
+/// second round uses the remaining time.
 const QUICK_ANSWER: Duration = Duration::from_millis(400);
 /// An attempt to connect to a server may take the connect timeout divided by this number. If the
 /// server does not answer in this time, another server may have become the master.
@@ -61,7 +61,7 @@ pub(crate) struct Sentinels {
 
 #[derive(Default)]
 struct SentinelsState {
-    /// The Sentinels. The first one is the Sentinel that answered last.
+    /// The Sentinels. The Sentinel that answered last comes first.
     sentinels: Vec<HostPort>,
     master: Option<Master>,
     /// Whether a thread is asking the Sentinels now, for all threads.
@@ -207,8 +207,8 @@ impl Sentinels {
         response_timeout: Duration,
         deadline: Instant,
     ) -> RedisResult<(Connection, InfoReply)> {
-        // The reason why the last reported master could not be used. The call returns this error
-        // even if the last search fails because the Sentinels had too little time to answer.
+        // The reason why the last reported master could not be used. The function returns this
+        // error even if the last search fails because the Sentinels had too little time to answer.
         let mut failed = None;
         loop {
             let FoundMaster { master, doubt } = match self.find(deadline) {
@@ -276,8 +276,8 @@ impl Sentinels {
         if state.ended {
             return Err(no_master("the client has ended".to_owned()));
         }
-        // The other thread's time may have been too short to find a master, so this thread asks,
-        // too.
+        // If the other thread found no master, its time may have been too short, so this thread
+        // asks, too.
         if let Some(found) = state.found.as_ref().filter(|_| state.asked != asked) {
             return Ok(found.clone());
         }
@@ -331,15 +331,15 @@ impl Sentinels {
         }
         let doubt = self.no_master_error(&refusals, &stale);
         match known {
-            // No Sentinel reports a newer master. Use the known master, as open connections do. The
-            // command `ROLE` then shows whether this server is still a master.
+            // No Sentinel reports a newer master, so use the known master. The command `ROLE` then
+            // shows whether this server is still a master.
             Some(master) => Ok(FoundMaster { master, doubt: Some(doubt) }),
             None => Err(doubt),
         }
     }
 
     /// Stores the master that a Sentinel reports. If the client knows a newer decision, ignores the
-    /// answer and returns `false`, unless it `must` accept the answer.
+    /// answer and returns `false`. With `must`, stores the answer in any case.
     fn learn(&self, by: &HostPort, answer: &Answer, must: bool) -> bool {
         let mut state = self.state.lock();
         let is_older = |known: &Master| matches!((known.epoch, answer.master.epoch), (Some(known), Some(said)) if said < known);
@@ -363,8 +363,8 @@ impl Sentinels {
             old.iter().for_each(Closer::close);
             self.health.record_move(&answer.master.host_port.to_string(), known.is_none());
             self.changed.notify_all();
-            // A failover counts as a new run of the server, so the renewer checks all holds at
-            // once. This must not depend on `INFO`, which the server may refuse.
+            // Treat a failover as a new run of the server, so that all holds are checked at once.
+            // `INFO` alone would not be enough, because the server may refuse it.
             if known.is_some()
                 && let Some(callback) = self.moved.get()
             {
@@ -409,8 +409,8 @@ fn error(code: &str, detail: String) -> RedisError {
     redis::make_extension_error(code.to_owned(), Some(detail))
 }
 
-/// The role of the thread that asks for all threads. The drop of this value lets the next thread
-/// ask, even after a panic.
+/// The role of the thread that asks the Sentinels for all threads. The drop of this value lets the
+/// next thread take the role, even after a panic.
 struct Asking<'a> {
     sentinels: &'a Sentinels,
     found: Option<FoundMaster>,

@@ -104,13 +104,13 @@ impl InfoReply {
 /// The runs of the server to which a client has connected.
 ///
 /// After a restart, the server (or the replica that replaced it) may not have the client's holds.
-/// So the reply "not held" to a release may mean that the hold was lost before. If a server does
-/// not report its run, every connection counts as a new run. After a new run, the client reports
-/// the reply "not held" as a loss, and checks its holds again.
+/// So the reply "not held" to a release may mean that the hold was lost before. After a new run,
+/// the client reports the reply "not held" as a loss, and checks its holds again. If a server does
+/// not report its run, every connection counts as a new run.
 pub(super) struct Runs {
     last: Mutex<Option<InfoReply>>,
     /// The number of the last run. Before the first connection, this is already the number of the
-    /// first run. If the number rose only when the first connection opens, a request that opens it
+    /// first run. If the first connection raised the number, the request that opens this connection
     /// would seem to have reached two runs.
     incarnation: AtomicU64,
     /// The callback for each run after the first.
@@ -126,9 +126,9 @@ impl Default for Runs {
 
 impl Runs {
     /// Notes a new connection to this server. Returns the run's number, if the server reports its
-    /// run. `asked`: whether the code behind the callback has opened this connection. If it has,
-    /// and the server does not report its run, the callback is not called. Otherwise this code
-    /// would open the next connection, and so on for ever.
+    /// run. `asked` says whether the code behind the callback has opened this connection. If so,
+    /// and if the server does not report its run, the callback is not called: it would open the
+    /// next connection, and so on for ever.
     pub(super) fn record(&self, server: InfoReply, asked: bool) -> Option<u64> {
         let mut last = self.last.lock();
         let says_its_run = server.says_its_run();
@@ -137,8 +137,8 @@ impl Runs {
         let is_same = last.as_ref().is_some_and(|last| last.is_same_run(&server));
         *last = Some(server);
         if !is_same && !is_first {
-            // Raise the number before any command uses the connection. So after a reply of this
-            // run, every thread reads the new number.
+            // Raise the number before any command uses the connection, so that every thread reads
+            // the new number after a reply of this run.
             self.incarnation.fetch_add(1, Ordering::AcqRel);
         }
         let number = says_its_run.then(|| self.incarnation());

@@ -71,8 +71,8 @@ impl Servers {
         }
     }
 
-    /// Returns the number of the database. A cluster has only one database. (This takes no mutex,
-    /// because a forked child may call it.)
+    /// Returns the number of the database. A cluster has only one database. Takes no mutex, because
+    /// a forked child may call this function.
     pub fn database(&self) -> i64 {
         match self {
             Self::One(node) => node.endpoint.database(),
@@ -106,7 +106,7 @@ pub enum Route {
     Slot(Slot),
 }
 
-// The compiler does not derive this because of the callbacks, which redlatch provides. The
+// The compiler does not derive this trait because of the callbacks, which redlatch provides. The
 // callbacks run with no mutex held, and have their state in a `Mutex` or an atomic.
 impl UnwindSafe for Route {}
 impl RefUnwindSafe for Route {}
@@ -158,8 +158,8 @@ impl Route {
         if reply_code(&cause.error) == "WRONGTYPE"
             && let Some(key) = command.key()
         {
-            // If the user may not ask for the type, the type remains unknown. If a limit ends this
-            // request, the limit has not ended the call itself, which has got its reply.
+            // If the user may not query the type, the type remains unknown. If the limit ends this
+            // query, do not record this: the call itself has got its reply.
             let _limited = Limit::set(Limit::current());
             cause.holds = match self.call_once(&Command::plain(&[b"TYPE", key])) {
                 Ok(Value::SimpleString(name)) => match &*name {

@@ -25,7 +25,7 @@ pub struct Settings {
     pub credentials: Option<Credentials>,
     /// The source of credentials, which is set when the client connects.
     pub credential_source: Option<Arc<Source<Credentials>>>,
-    /// The user and password for the Sentinels, instead of those in the URL.
+    /// The user and password for the Sentinels, which replace those in the URL.
     pub sentinel_credentials: Option<Credentials>,
     /// The map from the addresses that servers report to the addresses to which the client
     /// connects.
@@ -103,7 +103,8 @@ impl Provided for Identity {
     const THREAD: &'static str = "redlatch-certs";
 
     fn valid_for(&self) -> Option<Duration> {
-        // The server checks the certificate once, when a connection is opened.
+        // An identity has no time limit: the server checks the certificate once, when a connection
+        // is opened.
         None
     }
 

@@ -8,7 +8,7 @@ pub fn slot_of(key: &[u8]) -> u16 {
     crc16(hash_tag(key)) % SLOTS
 }
 
-/// The part of a key that decides about its slot.
+/// Returns the part of a key that decides its slot.
 pub fn hash_tag(key: &[u8]) -> &[u8] {
     let Some(open) = key.iter().position(|byte| *byte == b'{') else { return key };
     let behind = &key[open + 1..];

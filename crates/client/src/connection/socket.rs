@@ -1,9 +1,9 @@
 //! A socket that keeps its deadline, even if signals arrive.
 //!
 //! After a signal handler (even with `SA_RESTART`), or after the process was stopped and continued,
-//! a read with a timeout fails with `Interrupted`. If `Interrupted` counted as a failure of the
-//! connection, all threads would lose the connection. The socket's own timeout also starts again
-//! with every byte. Therefore this module computes how much time is left, and reads again.
+//! a read with a timeout fails with `Interrupted`. This must not break the connection, which all
+//! threads share. The socket's own timeout also starts again with every byte. So this module
+//! computes how much time is left, and reads again.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -81,7 +81,7 @@ impl Socket {
     fn to_one_of(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Self> {
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the host's name has no address");
         for (at, address) in addresses.iter().enumerate() {
-            // If an address does not answer, there must be time left for the next addresses.
+            // If this address does not answer, there must be time left for the next addresses.
             let others = u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
             let share = time_left(deadline)? / others;
             match TcpStream::connect_timeout(address, share.max(Duration::from_nanos(1))) {
@@ -183,9 +183,9 @@ impl Socket {
     }
 
     /// Like [`set_deadline`](Self::set_deadline), for a thread that leaves at the deadline and lets
-    /// another thread continue. Reads and writes then fail with `WouldBlock`, so that TLS can
-    /// continue, too. These reads and writes end as precisely as the system's timers, while a
-    /// socket's own timeout may be late by several ticks.
+    /// another thread continue. At the deadline, reads and writes fail with `WouldBlock`, so that
+    /// TLS can continue, too. They end as precisely as the system's timers, while a socket's own
+    /// timeout may be late by several ticks.
     pub(super) fn set_deadline_in_part(&mut self, deadline: Instant) {
         self.set_deadline(deadline);
         self.may_leave = true;
@@ -232,7 +232,7 @@ impl Socket {
     /// `anew`: whether the last read or write ended before the deadline.
     fn arm(&mut self, way: IoDirection, anew: bool) -> io::Result<()> {
         let left = match self.left.take().map_or_else(|| time_left(self.deadline), Ok) {
-            // If the process was stopped in its read until after the deadline, it can still read a
+            // If the process was stopped during a read until after the deadline, let it read a
             // reply that has arrived.
             Err(_) if matches!(way, IoDirection::Read) && self.late_reads < MAX_LATE_READS => {
                 self.late_reads += 1;
@@ -276,7 +276,7 @@ impl Socket {
                     if self.may_leave {
                         return Err(error);
                     }
-                    // No bytes have arrived, and the deadline has passed.
+                    // No bytes have arrived before the deadline.
                     if self.late_reads > 0 {
                         return Err(late());
                     }
@@ -332,7 +332,7 @@ fn time_left(deadline: Instant) -> io::Result<Duration> {
 }
 
 /// Returns the error of a read or write. If the system has broken the connection because the other
-/// side was silent, this is the error of a broken connection and does not count as a timeout.
+/// side was silent, this is the error of a broken connection and not a timeout.
 fn given_up(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::TimedOut => io::Error::new(io::ErrorKind::ConnectionAborted, error),
@@ -420,8 +420,8 @@ mod tests {
         assert_eq!(connect(&[]).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
-    /// If a process was stopped in its read, it can still read the reply afterwards. TLS needs
-    /// several reads, because the header of a record is read first.
+    /// A process that was stopped during a read can still read the reply afterwards. TLS needs
+    /// several reads, because it reads the header of a record first.
     #[test]
     fn bytes_that_came_before_the_deadline_are_read_after_it_in_any_pieces() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -456,7 +456,7 @@ mod tests {
         assert_eq!(ends.map(|error| error.kind()), Some(io::ErrorKind::TimedOut));
     }
 
-    /// A stream with one byte for each read. The poll with the number `at` finds the byte.
+    /// A stream with one byte for each read. Poll number `at` finds the byte.
     struct Polled {
         at: u32,
         looks: AtomicU32,
@@ -514,7 +514,7 @@ mod tests {
                 looks.fetch_add(1, Ordering::SeqCst);
             }
         };
-        // If replies arrive soon, the reads for a reply poll, and other reads do not.
+        // If replies arrive soon, reads for a reply poll. Other reads do not poll.
         let (_, mut socket) = polled(3, LONG, count(&looks));
         for _ in 0..10 {
             socket.poll_first();

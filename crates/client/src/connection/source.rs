@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use crate::sync::{Condvar, Mutex};
 
-/// A value that the user's code may provide: credentials or an identity. (Hidden: otherwise
-/// redlatch's page of [`Credentials`](super::Credentials) would list this trait.)
+/// A value that the user's code may provide: credentials or an identity. It is hidden, so that
+/// redlatch's page of [`Credentials`](super::Credentials) does not list this trait.
 #[doc(hidden)]
 pub trait Provided: Clone + Send + 'static {
     /// The name of the client's setting, for errors.
@@ -83,7 +83,7 @@ struct SourceState<T> {
     begun: u64,
     answered: u64,
     answer: Result<T, String>,
-    /// The value with which connections were first opened, or last renewed.
+    /// The last value that open connections were given, or the first value.
     current: Option<T>,
     /// Whether a connection has been opened with a value other than `current`.
     differs: bool,
@@ -118,12 +118,12 @@ impl<T: Provided> Source<T> {
         Ok(Self(shared))
     }
 
-    /// Returns the value for a connection that is opened now, from a call of the user's code that
-    /// begins after this call.
+    /// Returns the value for a connection that is opened now. The value comes from a call of the
+    /// user's code that begins after this call.
     pub(crate) fn ask(&self, deadline: Instant) -> Result<T, String> {
         let Shared { state, changed, .. } = &*self.0;
         let mut state = state.lock();
-        // A call of the user's code that already runs may return a value from before a change.
+        // A call of the user's code that runs already may return a value that has changed since.
         let call = state.begun + 1;
         state.wanted = state.wanted.max(call);
         changed.notify_all();
@@ -230,7 +230,7 @@ impl<T: Provided> Shared<T> {
                 let is_same = state.current.as_ref().is_none_or(|current| current.is_same_as(new));
                 let due = new.valid_for().and_then(|time| after(time, RENEW_AFTER));
                 if renews {
-                    // Send no message if all connections already have this value.
+                    // Tell the open connections only if some of them have another value.
                     reports = !is_same || state.differs;
                     state.differs = false;
                     state.renew_at = due;
@@ -251,8 +251,8 @@ impl<T: Provided> Shared<T> {
             Err(_) => {}
         }
         if reports && answer.is_ok() {
-            // Count before the connections get the new value: a thread that reads the new count and
-            // then opens a connection asks the user's code after the change.
+            // Raise the count before the connections get the new value. So a thread that reads the
+            // new count and then opens a connection gets a value from after the change.
             self.renewals.fetch_add(1, Ordering::AcqRel);
         }
         drop(state);

@@ -41,7 +41,8 @@ enum Stream {
 impl Connection {
     /// Connects, logs in, selects the database, and reads the server's description, all before
     /// `deadline`. After the connection is open, this takes one round trip. `begun` gets the closer
-    /// as soon as the connection is open. `with_role`: whether to ask if the server is a master.
+    /// as soon as the connection is open. `with_role` says whether to query if the server is a
+    /// master.
     pub(super) fn open(
         address: &ConnectionAddr,
         network: &Network,
@@ -138,8 +139,8 @@ impl Connection {
         Ok(self.stream.write_all(bytes)?)
     }
 
-    /// Takes bytes to write later: in [`write_in_part`](Self::write_in_part), or before the next
-    /// write or read.
+    /// Stores bytes that [`write_in_part`](Self::write_in_part), or the next write or read, will
+    /// write.
     pub(super) fn append(&mut self, bytes: &[u8]) {
         self.given += bytes.len() as u64;
         self.unwritten.extend_from_slice(bytes);
@@ -150,8 +151,8 @@ impl Connection {
         self.given
     }
 
-    /// The number of bytes that have been given to the stream. (TLS may still have some of them,
-    /// but they cannot be withdrawn.)
+    /// The number of bytes that have been given to the stream. TLS may still have some of these
+    /// bytes, but they cannot be withdrawn.
     pub(super) fn written(&self) -> u64 {
         self.given - self.unwritten.len() as u64
     }
@@ -314,7 +315,7 @@ impl Network {
             }
             (None, ConnectionAddr::Unix(path)) => Socket::unix(path, deadline)?,
             _ => {
-                // A client's URL is checked earlier, so this does not happen.
+                // This case does not occur, because a client's URL is checked earlier.
                 let why = "this build cannot connect to such an address";
                 return Err((Cause::InvalidClientConfig, why).into());
             }
@@ -336,7 +337,7 @@ impl Stream {
             Self::Plain(socket) => socket.write(bytes),
             #[cfg(feature = "tls")]
             Self::Tls(stream) => {
-                // Bytes that are already encrypted are written first. `bytes` may be empty.
+                // The stream writes bytes that are already encrypted first. `bytes` may be empty.
                 let written = if bytes.is_empty() { 0 } else { stream.write(bytes)? };
                 match stream.flush() {
                     // The bytes are encrypted and count as written. They are sent before the next
@@ -430,7 +431,7 @@ fn names(name: &str) -> Vec<Command> {
 impl GreetingStep {
     /// The error if the server refuses the command.
     fn refused(self, error: RedisError, password: Option<&str>) -> RedisError {
-        // The server may send this error as the reply to any first command.
+        // The server may send this error as the reply to the first command, whatever that is.
         if turns_away(&error) || error.code() == Some("NOAUTH") {
             return error;
         }

@@ -10,8 +10,8 @@ use redis::ConnectionAddr;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};
 
-/// The flags for a write that does not wait and raises no signal. (Apple's sockets do not have the
-/// second flag: std and socket2 set a socket option for it.)
+/// The flags for a write that does not wait and raises no signal. Apple's sockets do not have the
+/// second flag: std and socket2 set a socket option instead.
 #[cfg(not(target_vendor = "apple"))]
 const NOW: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 #[cfg(target_vendor = "apple")]
@@ -20,7 +20,7 @@ const NOW: SendFlags = SendFlags::DONTWAIT;
 /// A stream of bytes to a server. One thread at a time reads and writes. Any thread may shut the
 /// stream down.
 pub trait Transport: Send + Sync {
-    /// Reads the bytes that have arrived. If there are none, sleeps until some arrive, and fails
+    /// Reads the bytes that have arrived. If none have arrived, sleeps until some arrive, and fails
     /// with `WouldBlock` after the timeout. Returns zero if the other side has ended the stream.
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize>;
 

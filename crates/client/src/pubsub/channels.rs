@@ -26,7 +26,7 @@ pub(super) struct SubscriberQueue {
     pub(super) wanted: Vec<Arc<ChannelEntry>>,
     /// Channels that now have another home.
     pub(super) left: Vec<Arc<ChannelEntry>>,
-    /// Holds that have lasted for a while. Their keys must be tracked.
+    /// Holds that have lasted for a while, whose keys must be tracked.
     pub(super) to_track: Vec<ToTrack>,
     /// Whether tracked keys may have moved to another home since the thread last read this flag.
     pub(super) moved: bool,
@@ -35,7 +35,7 @@ pub(super) struct SubscriberQueue {
 }
 
 impl ChannelsState {
-    /// The entries of one server, with the client's own channel first.
+    /// Returns the entries of one server. The client's own channel comes first.
     pub(super) fn of_server(&self, subscriber: &Subscriber) -> Vec<Arc<ChannelEntry>> {
         let server = subscriber.node.number();
         let others = self.entries.values().filter(|entry| entry.home() == server);
@@ -61,8 +61,8 @@ impl ChannelsState {
         self.drop_entries(|entry| {
             entry.home() == server && entry.idle_since().is_some() && entry.is_refused()
         });
-        // Only confirmed channels are removed here. The server confirms in the order of the
-        // requests, so a later confirmation always belongs to the present entry.
+        // Remove only confirmed channels here. The server confirms in the order of the requests, so
+        // a later confirmation always belongs to the present entry.
         self.drop_entries(|entry| {
             if entry.home() != server {
                 return false;

@@ -14,9 +14,9 @@ use crate::connection::{Channels, Command, Failure, Node, Outcome};
 const MAX_COMPARED: usize = 100;
 
 impl PubSub {
-    /// Returns commands that ask a server of a cluster how many clients listen to the other kind of
-    /// channels. The replies count all redlatch clients, and the Redisson clients that listen to
-    /// channels of this client's names.
+    /// Returns commands that query how many clients listen to the other kind of channels at a
+    /// server of a cluster. The replies count all redlatch clients, and the Redisson clients that
+    /// listen to channels of this client's names.
     pub fn comparison_commands(&self, node: &Node) -> Vec<Command> {
         if !self.compares.load(Ordering::Relaxed) {
             return Vec::new();

@@ -7,7 +7,7 @@ use crate::connection::Cause;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, Waker};
 
-/// A channel that a thread of this process listens to, or listened to a short while ago.
+/// A channel to which a thread of this process listens, or listened a short while ago.
 #[derive(Debug)]
 pub(crate) struct ChannelEntry {
     channel: Arc<str>,
@@ -38,7 +38,7 @@ pub(crate) enum ChannelKind {
 struct EntryState {
     confirmation: Confirmation,
     /// The number of messages, and of confirmations after a reconnect, so far. A waiter reads the
-    /// version before it asks the server, and sleeps only while the version is unchanged.
+    /// version before it sends a request, and sleeps only while the version is unchanged.
     version: u64,
     /// The last message.
     message: Vec<u8>,
@@ -160,7 +160,7 @@ impl ChannelEntry {
         let mut state = self.state.lock();
         state.confirmation = confirmation;
         // Messages may have been missed until now. Waiters are woken only when their channel is
-        // confirmed: if a waiter asked the server earlier, it could miss the next message. The last
+        // confirmed: a waiter that sent its request earlier could miss the next message. The last
         // message is dropped, because it may be older than the missed messages.
         state.version += 1;
         state.message.clear();
@@ -176,7 +176,7 @@ impl ChannelEntry {
         }
     }
 
-    /// Notes that the subscriber has requested the channel again.
+    /// Notes that the subscriber has sent the subscription again.
     pub(crate) fn set_pending(&self) {
         self.state.lock().confirmation = Confirmation::Pending;
     }

@@ -10,7 +10,7 @@ pub(super) enum PubSubEvent {
     Unsubscribed(Vec<u8>),
     /// The channel, and the message that arrived on it.
     Message(Vec<u8>, Vec<u8>),
-    /// These keys have changed. If it is `None`, any key may have changed.
+    /// These keys have changed. With `None`, any key may have changed.
     Changed(Option<Vec<Arc<str>>>),
     Refused(RedisError),
     /// The answer to a PING.

@@ -71,7 +71,7 @@ impl PubSub {
         !self.is_shut_down()
     }
 
-    /// Whether a thread listens to a channel at the server, or a hold must be tracked.
+    /// Whether a thread listens to a channel at the server, or a hold must be tracked there.
     fn is_wanted(&self, subscriber: &Subscriber, is_tracked: bool, state: &ChannelsState) -> bool {
         let server = subscriber.node.number();
         let is_to_track =
@@ -83,8 +83,8 @@ impl PubSub {
 
     /// Whether the server has no slots and no thread needs the subscriber. If so, the subscriber
     /// thread ends, because a server without slots may never come back. If a thread needs the
-    /// server later, it finds no queue and starts a new subscriber. This check and the search for a
-    /// queue run under the mutex of all channels.
+    /// server later, it finds no queue and starts a new subscriber thread. Both this check and the
+    /// search for the queue run under the mutex of all channels.
     fn is_left(&self, subscriber: &Subscriber) -> bool {
         self.servers.cluster().is_some_and(|cluster| !cluster.is_master(&subscriber.node))
     }

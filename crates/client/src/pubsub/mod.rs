@@ -3,9 +3,9 @@
 //!
 //! The subscriber thread sleeps in a read of its connection. If thread A puts a channel into the
 //! subscriber's queue, A publishes a control message on the client's own channel, which wakes the
-//! subscriber. This works over TCP, TLS and unix sockets alike. A control message every few seconds
-//! also shows that the connection is alive. With one server, scripts also use this channel for
-//! messages to the client's waiters. In a cluster they use a channel for each name, because one
+//! subscriber. The message works over TCP, TLS and unix sockets alike. A control message every few
+//! seconds also shows that the connection is alive. With one server, scripts also use this channel
+//! for messages to the client's waiters. In a cluster they use a channel for each name, because one
 //! channel would belong to another slot than the names.
 //!
 //! An entry has a home: the server that has the channel's slot. If the slot moves to another
@@ -46,20 +46,21 @@ pub const HEARTBEAT: Duration = Duration::from_secs(3);
 /// The longest time that a message takes to arrive over a connection that works.
 const DELIVERY_TIME: Duration = Duration::from_millis(300);
 
-/// The channels that this process listens to.
+/// The channels to which this process listens.
 pub struct PubSub {
     servers: Servers,
     names: Names,
     channels: Channels,
     state: Mutex<ChannelsState>,
-    /// Whether the server refuses the control message, which has then been logged.
+    /// Whether the server refuses the control message. The refusal is logged once.
     muted: AtomicBool,
     /// In a cluster, the channel to which all clients with this kind of channels listen.
     common: Option<Arc<str>>,
     /// Whether the client searches for clients with the other kind of channels (sharded or not).
-    /// The search ends when the client has logged some, or when the server refuses to answer.
+    /// The search ends when the client has logged such a client, or when the server refuses the
+    /// query.
     compares: AtomicBool,
-    /// Whether the client asks servers to track the keys of its holds.
+    /// Whether the client lets servers track the keys of its holds.
     may_track: bool,
     shut_down: AtomicBool,
     /// The only subscriber, if the client has one server.
@@ -117,8 +118,8 @@ impl fmt::Debug for PubSub {
 }
 
 impl PubSub {
-    /// Makes the subscriptions of a client. No method of `host` may block. `may_track`: whether the
-    /// client asks servers to report changes of its holds' keys.
+    /// Makes the subscriptions of a client. No method of `host` may block. `may_track` says whether
+    /// the client lets servers report changes of the keys of its holds.
     pub fn new(servers: Servers, names: Names, may_track: bool, host: impl Host + 'static) -> Self {
         let state =
             ChannelsState { entries: HashMap::new(), queues: HashMap::new(), first_version: 0 };
@@ -253,8 +254,7 @@ impl PubSub {
 
     /// Notes that these slots, in ascending order, have another server. Their channels move at
     /// once. Their tracked keys move when the old server's subscriber thread next reads its queue.
-    /// (The later move of the tracked keys is early enough, because a moved hold is renewed at
-    /// once.)
+    /// This is early enough, because a moved hold is renewed at once.
     pub fn move_channels(&self, slots: &[u16]) {
         let mut state = self.state.lock();
         state.queues.values_mut().for_each(|queue| queue.moved = true);
@@ -300,8 +300,8 @@ impl PubSub {
             let Subscriber { own, work, .. } = &**self.sole();
             let state = self.state.lock();
             own.listen();
-            // A subscriber with a connection has already requested this channel. After a refusal
-            // the subscriber has no connection, and requests the channel again when it connects.
+            // A subscriber with a connection has already sent this subscription. After a refusal it
+            // has no connection, and sends the subscription again when it connects.
             if own.is_refused() {
                 own.set_pending();
             }
@@ -348,7 +348,7 @@ impl PubSub {
         state.queues.get(&home.number()).is_none_or(|queue| queue.subscriber.tracks())
     }
 
-    /// Makes the subscriber ask the server about the holds of `who` at each change of `key`. This
+    /// Makes the subscriber check the holds of `who` at the server after each change of `key`. This
     /// call does no I/O.
     pub fn track(&self, key: &Arc<str>, who: Weak<dyn Tracked>) {
         let mut state = self.state.lock();
@@ -357,7 +357,7 @@ impl PubSub {
         if !queue.subscriber.tracks() || queue.to_track.len() >= MAX_KEYS {
             return;
         }
-        // The thread that put the first hold into the queue has already woken the subscriber.
+        // If the queue already has a hold, the thread that added it has woken the subscriber.
         let must_wake = queue.reading && queue.to_track.is_empty();
         queue.to_track.push((Arc::clone(key), who));
         queue.subscriber.work.notify_one();
@@ -385,9 +385,9 @@ impl PubSub {
     }
 
     /// Notes a sign of a missed message: a reply shows a change that no message has reported. The
-    /// message may still arrive. If the connection has received nothing since the last sign of a
-    /// missed message, the connection is dead without an error. Then this call closes the
-    /// connection, and the subscriber opens a new connection.
+    /// message may still arrive. If the connection has received nothing since the last such sign,
+    /// it is dead without an error. Then this call closes the connection, and the subscriber opens
+    /// a new connection.
     pub fn suspect(&self, key: &str) {
         let subscriber = match self.channels {
             Channels::Server => Arc::clone(self.sole()),
@@ -417,7 +417,8 @@ impl PubSub {
         let state = self.state.lock();
         let subscriber = state.queues.get(&server).map(|queue| Arc::clone(&queue.subscriber));
         drop(state);
-        // Without a run id every connection counts as a new run, so close nothing.
+        // If the server does not report its run, every connection counts as a new run, so close
+        // nothing.
         if let Some(subscriber) = subscriber
             && subscriber.node.endpoint.says_its_run()
         {
@@ -464,14 +465,14 @@ impl PubSub {
     }
 
     /// Notes that a server has left the cluster. If the subscriber thread sleeps without a
-    /// connection, it ends. (A thread in a read checks this at its next control message.)
+    /// connection, it ends. If it sleeps in a read, it ends at its next control message.
     pub fn let_go(&self, node: &Node) {
         if let Some(queue) = self.state.lock().queues.get(&node.number()) {
             queue.subscriber.work.notify_one();
         }
     }
 
-    /// Ends every wait and each subscriber thread. (A thread that is connecting ends later.)
+    /// Ends every wait and each subscriber thread. A thread that is connecting ends later.
     pub fn shut_down(&self) {
         // Set the flag before searching for connections: a thread that opens a connection first
         // stores the connection's closer and then reads the flag.

@@ -60,9 +60,9 @@ impl<'a> Serving<'a> {
         if pubsub.is_shut_down() {
             return Ok(None);
         }
-        // While this thread was connecting, another thread has connected to a new run. That thread
-        // could not close this connection, which may lead to the old run. (If this connection leads
-        // to the new run, the subscriber connects once more than necessary.)
+        // While this thread was connecting, another thread has connected to a new run of the
+        // server. That thread could not close this connection, which may lead to the old run. If
+        // this connection leads to the new run, the subscriber connects once more than necessary.
         if endpoint.incarnation() != before && endpoint.says_its_run() {
             return Err((redis::ErrorKind::Io, "another run of the server was met").into());
         }
@@ -112,9 +112,9 @@ impl<'a> Serving<'a> {
             let queue = self.pubsub.queue(&mut state, &self.subscriber.node);
             queue.wanted.clear();
             queue.left.clear();
-            // After this line, a thread that wants a new channel sends a control message. Before
-            // the client's own channel is confirmed, a control message is lost, so this thread
-            // reads the queue again when the channel is confirmed.
+            // After this line, a thread that wants a new channel sends a control message. A control
+            // message before the confirmation of the client's own channel is lost, so this thread
+            // reads the queue again at the confirmation.
             queue.reading = true;
             // Request refused channels, too: the server may allow them now.
             let entries = state.of_server(self.subscriber);
@@ -150,8 +150,8 @@ impl<'a> Serving<'a> {
             Some(Unanswered::Unsubscribe(left)) if left.channel().as_bytes() == channel => {
                 self.asked.pop_front();
             }
-            // The server had ended the subscription itself and had sent a message about this. This
-            // is the second message: the reply to the request.
+            // The server had ended the subscription itself and had sent a message about its end.
+            // This is the second message: the reply to the client's request.
             Some(Unanswered::Ping(left)) if left.channel().as_bytes() == channel => {}
             // The slot has left this server. The reply to the next request for the channel names
             // the server that has the slot.
@@ -181,8 +181,8 @@ impl<'a> Serving<'a> {
         Ok(true)
     }
 
-    /// Handles a reply: it belongs to a step towards tracking if such a step is the next unanswered
-    /// request.
+    /// Handles a reply. If the next unanswered request is a step towards tracking, the reply
+    /// belongs to this step.
     fn handle_reply(&mut self, reply: &Value) -> Result<(), RedisError> {
         let next = self.next_if(|next| matches!(next, Unanswered::Step(_)));
         let Some(Unanswered::Step(step)) = next else { return Ok(()) };
@@ -211,7 +211,8 @@ impl<'a> Serving<'a> {
                     return Err(error);
                 }
             }
-            // The server still sends the channel's messages, but no thread listens to them.
+            // The server refused to end the subscription, and still sends the channel's messages.
+            // No thread listens to them.
             Some(Unanswered::Unsubscribe(_)) => {}
             // The server had already ended the subscription, so it refuses the request. The reply
             // to the PING comes later.
@@ -246,8 +247,8 @@ impl<'a> Serving<'a> {
         }
     }
 
-    /// Subscribes to new channels, and asks the server to track keys. Unsubscribes from channels
-    /// that had no listener for a while or have moved to another server.
+    /// Subscribes to new channels, and begins to track keys. Unsubscribes from channels that had no
+    /// listener for a while or have moved to another server.
     fn read_queue(&mut self) -> Result<(), RedisError> {
         let server = self.subscriber.node.number();
         let (wanted, unwanted, to_track, moved) = {
@@ -289,11 +290,11 @@ impl<'a> Serving<'a> {
     /// Sends one command for each channel, because the server accepts or refuses each command as a
     /// whole. The client's own channel and the common channel belong to no slot.
     ///
-    /// With sharded channels, a PING follows each unsubscription, and only the reply to the PING
-    /// (or its refusal) shows that the unsubscription is done. The reason: if a slot leaves a
-    /// server, the server ends the subscriptions itself. It sends a message that looks like a
-    /// reply, and then refuses the client's request to end them. So the client's request to
-    /// unsubscribe may get one reply or two.
+    /// If a slot leaves a server, the server ends the subscriptions of the slot's sharded channels
+    /// itself. It sends a message that looks like a reply, and then refuses the client's request to
+    /// unsubscribe. So this request may get one reply or two. Therefore a PING follows each
+    /// unsubscription of a sharded channel, and only the reply to the PING, or its refusal, shows
+    /// that the unsubscription is done.
     fn ask_each(
         &mut self,
         ask: ChannelVerb,

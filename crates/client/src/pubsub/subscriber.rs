@@ -17,7 +17,8 @@ pub struct Subscriber {
     pub(super) node: Arc<Node>,
     /// The client's own channel. The thread subscribes to it whenever it connects.
     pub(super) own: Arc<ChannelEntry>,
-    /// In a cluster, the common channel. Clients of the other kind count its listeners.
+    /// In a cluster, the channel of all clients that use the same kind of channels (sharded or
+    /// not). Clients of the other kind count its listeners.
     pub(super) common: Option<Arc<ChannelEntry>>,
     /// Wakes the thread while it has no connection.
     pub(super) work: Condvar,

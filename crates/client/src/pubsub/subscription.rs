@@ -13,13 +13,13 @@ pub struct Subscription {
 
 impl Subscription {
     /// The version of the channel, which changes with each event. A waiter reads the version before
-    /// it asks the server, and sleeps only while the version is unchanged.
+    /// it sends a request, and sleeps only while the version is unchanged.
     pub fn version(&self) -> u64 {
         self.entry.version()
     }
 
-    /// Whether the channel is confirmed, and messages may have arrived or been missed since this
-    /// version.
+    /// Whether the channel is confirmed and its version has changed, so that messages may have
+    /// arrived or been missed.
     pub fn has_news_since(&self, version: Option<u64>) -> bool {
         self.entry.has_news_since(version)
     }

@@ -15,7 +15,7 @@
 //!
 //! A query follows every reported change, and pushed messages and replies arrive in the order of
 //! the server's events. So as long as the connection is open, the subscriber misses no change. On a
-//! new connection, the subscriber first asks about all keys.
+//! new connection, the subscriber first queries all keys.
 //!
 //! In a cluster, the subscriber of the server with the key's slot asks. A server that has lost the
 //! slot redirects the next query. The key then becomes a new key of the new server's subscriber.
@@ -78,7 +78,7 @@ const MAX_HANG_UPS: u32 = 2;
 #[derive(Default)]
 pub(super) struct Tracking {
     keys: HashMap<Arc<str>, Key>,
-    /// The keys about which the subscriber asked too often, or got no reply.
+    /// The keys that the subscriber has queried too often, or whose query got no reply.
     late: Vec<Arc<str>>,
     state: TrackingState,
     hang_ups: u32,
@@ -105,7 +105,7 @@ struct Key {
 
 struct Interest {
     who: Weak<dyn Tracked>,
-    /// Whether the key has a hold about which the subscriber has not asked yet.
+    /// Whether the key has a hold that the subscriber has not queried yet.
     has_new: bool,
 }
 
@@ -134,9 +134,9 @@ impl Tracking {
             return TrackingSteps::default();
         }
         self.state = TrackingState::Begun;
-        // `REDIRECT` is not used: one connection would ask and another connection would get the
-        // messages, and each of them may break alone. `NOLOOP` is not used: a key's tracking could
-        // end without a message.
+        // `REDIRECT` is not used, because one connection would send the queries and another would
+        // get the messages, and each may break alone. `NOLOOP` is not used, because a key's
+        // tracking could end without a message.
         let commands = [&[b"HELLO" as &[u8], b"3"][..], &[b"CLIENT", b"TRACKING", b"ON"]];
         (commands.map(Command::plain).into(), vec![TrackingStep::Hello, TrackingStep::Begin])
     }
@@ -220,8 +220,8 @@ impl Tracking {
         steps
     }
 
-    /// Handles the reply to a step. If the reply says whether the server tracks, also returns this
-    /// and the next steps.
+    /// Handles the reply to a step. Returns the next steps. If the reply says whether the server
+    /// tracks, also returns this.
     pub(super) fn handle_reply(
         &mut self,
         step: TrackingStep,
@@ -247,8 +247,8 @@ impl Tracking {
                 self.state = TrackingState::Off;
                 Some((TrackingAnswer::Refuses, TrackingSteps::default()))
             }
-            // The server did not read the key (a script may block the server), so it does not track
-            // the key.
+            // The server did not read the key, perhaps because a script blocks the server. So it
+            // does not track the key.
             (TrackingStep::Ask { key, .. }, Err(error)) if reply_code(error) != "WRONGTYPE" => {
                 self.add_late(&key);
                 None
@@ -260,7 +260,7 @@ impl Tracking {
         }
     }
 
-    /// Asks about a key that has changed, unless the limit is reached.
+    /// Adds the query of a key that has changed, unless the limit is reached.
     fn ask_again(&mut self, key: &Arc<str>, now: u64, steps: &mut TrackingSteps) {
         let Some(entry) = self.keys.get_mut(key) else { return };
         if now.saturating_sub(entry.since) >= QUERY_PERIOD {

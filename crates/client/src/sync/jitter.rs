@@ -12,8 +12,9 @@ pub fn jitter(now: u64) -> f64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     // The process id is read once, so that a waiter needs no system call for each number.
     static PROCESS: OnceLock<u32> = OnceLock::new();
-    // The function is splitmix64. Its input differs between processes because of the process id (in
-    // a forked child, because of the clock), and between calls because of the clock and the count.
+    // The function is splitmix64. Its input differs between processes because of the process id,
+    // and between calls because of the clock and the count. In a forked child, which has its
+    // parent's process id here, the clock makes the input differ.
     let process = u64::from(*PROCESS.get_or_init(std::process::id));
     let count = COUNT.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
     let mut bits = count ^ now ^ process.rotate_left(32);

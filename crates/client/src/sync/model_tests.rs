@@ -70,8 +70,8 @@ fn a_wake_up_is_kept_and_counts_once() {
     });
 }
 
-/// All sleeping threads rely on this: the waker first stores its news and then wakes the sleeping
-/// thread.
+/// All sleeping threads rely on one rule: the waker first stores its event and then wakes the
+/// sleeping thread.
 #[test]
 fn a_thread_that_looks_before_each_sleep_misses_no_news() {
     explore(2_000, || {

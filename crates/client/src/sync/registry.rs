@@ -7,9 +7,9 @@ use std::sync::{Arc, Weak};
 use super::{Mutex, MutexGuard, clock, is_forked};
 
 /// The entries that a client's handles of the same name share. An entry exists for a moment after
-/// its last handle is dropped. The reason: a process that makes a handle for each call must be as
-/// fair to other processes as a process that keeps its handle. The references are weak, so that an
-/// unused name costs nothing.
+/// its last handle is dropped, so that a process that makes a handle for each call is as fair to
+/// other processes as a process that keeps its handle. The references are weak, so that an unused
+/// name costs nothing.
 pub struct Registry<T> {
     names: Mutex<HashMap<Arc<str>, Weak<T>>>,
     recent: Mutex<Recent<T>>,
@@ -21,14 +21,14 @@ struct Recent<T> {
     closed: bool,
 }
 
-/// How long a name is kept after its last use, and the maximum number of such names. (Chains and
-/// turns, which need the name's entry, take milliseconds.)
+/// How long a name is kept after its last use, and the maximum number of such names. The entry has
+/// the state of the fairness between processes, which matters for milliseconds.
 const KEPT: u64 = 1_000_000_000;
 const MOST_KEPT: usize = 1_024;
 
 impl<T> Recent<T> {
-    /// Removes the outdated entries. The caller must release all mutexes before it drops these
-    /// entries.
+    /// Removes and returns the outdated entries. The caller must release all mutexes before it
+    /// drops them.
     fn outdated(&mut self, now: u64) -> Vec<Arc<T>> {
         let old = |(used, _): &(u64, Arc<T>)| now.saturating_sub(*used) > KEPT;
         let count = self.used.iter().take_while(|one| old(one)).count();
@@ -46,7 +46,7 @@ impl<T> Default for Registry<T> {
 }
 
 impl<T> Registry<T> {
-    /// The locked map. Returns `None` in a forked child, where the mutex may be locked for ever.
+    /// Locks the map. Returns `None` in a forked child, where the mutex may be locked for ever.
     fn names(&self) -> Option<MutexGuard<'_, HashMap<Arc<str>, Weak<T>>>> {
         (!is_forked()).then(|| self.names.lock())
     }
@@ -81,7 +81,7 @@ impl<T> Registry<T> {
         drop(outdated);
     }
 
-    /// After this call each entry ends with its last handle.
+    /// After this call, each entry is dropped together with its last handle.
     pub fn close(&self) {
         let mut recent = self.recent.lock();
         recent.closed = true;

@@ -1,11 +1,11 @@
 //! Spinning: the first thread in the queue does not sleep if a hold will soon be passed to it.
 //!
 //! Waking a thread takes 2 to 50 us, which is longer than many holds last. So when thread A passes
-//! a hold to thread B, A also wakes thread C, which is next after B. C spins for a moment, so that
-//! it is awake when B passes the hold to C. If holds last longer, C spins in vain. If other threads
-//! need the processors, the spin even does harm, because B may have to wait for a processor. So a
-//! spin has a price: after spins in vain, the queue must pass some holds without spinning before
-//! the next spin.
+//! a hold to thread B, A also wakes thread C, the next thread after B. C spins for a moment, so
+//! that C is awake when B passes the hold on. If holds last longer, C spins in vain. If other
+//! threads need the processors, the spin even does harm, because B may have to wait for a
+//! processor. So after spins in vain, a queue must pass some holds without a spin before a thread
+//! spins again.
 
 use std::num::NonZero;
 use std::sync::LazyLock;
@@ -23,8 +23,8 @@ const LONGEST_SPIN: Duration = Duration::from_micros(30);
 const GAIN: i64 = 10;
 const REPAID: i64 = 1;
 const MAX_CREDIT: i64 = 100;
-/// The highest loss of one spin. (If a thread was stopped during a spin, the spin seems much
-/// longer.)
+/// The highest loss of one spin. A spin seems much longer if its thread was stopped during the
+/// spin.
 const MAX_LOST: Duration = Duration::from_millis(10);
 
 /// The gain of spinning in one queue so far.
@@ -34,7 +34,7 @@ pub struct Spin {
     balance: AtomicI64,
 }
 
-/// Whether there are several processors. With one, a spin would keep the holder from working.
+/// Whether there are several processors. With only one, a spin would keep the holder from working.
 static MORE_PROCESSORS: LazyLock<bool> =
     LazyLock::new(|| available_parallelism().is_ok_and(|count| count > NonZero::<usize>::MIN));
 

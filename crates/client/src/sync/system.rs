@@ -14,9 +14,8 @@ pub(crate) const IS_MODEL: bool = false;
 #[derive(Default)]
 pub struct Mutex<T>(parking_lot::Mutex<T>);
 
-// If a thread panicked while the mutex is locked, the next thread would find a half changed value.
-// But this cannot happen: the code of these packages does not panic, and calls no user code with a
-// mutex locked.
+// A panic with the mutex locked would leave a half changed value. This cannot happen: the code of
+// these packages does not panic, and calls no user code with a mutex locked.
 impl<T> UnwindSafe for Mutex<T> {}
 impl<T> RefUnwindSafe for Mutex<T> {}
 
@@ -48,7 +47,8 @@ impl<T: fmt::Debug> fmt::Debug for Mutex<T> {
 
 /// The clock that measures leases.
 pub(super) mod clock {
-    /// Returns nanoseconds on a clock that never jumps and keeps running during suspend.
+    /// Returns the time in nanoseconds, on a clock that never jumps and keeps running during
+    /// suspend.
     ///
     /// At the server, a lease also ends while this machine is suspended. With a clock that stops
     /// during suspend (as `Instant` does on Linux), a client would trust a hold for longer than its

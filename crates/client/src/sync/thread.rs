@@ -27,9 +27,9 @@ impl Thread {
     /// The calling thread.
     ///
     /// When a thread's thread-locals are destroyed, its `Thread` counts as dead, so that its holds
-    /// are not renewed for ever. But the destructor of a thread-local may still take a lock. In a
-    /// destructor, each call of `current` returns a new `Thread`, which never counts as dead. All
-    /// of them have the same [`id`](Self::id), so the destructor can re-enter its holds.
+    /// are not renewed for ever. But the destructor of a thread-local may still take a lock. So
+    /// each call of `current` in a destructor returns a new `Thread`, which never counts as dead.
+    /// All these values have the same [`id`](Self::id), so the destructor can re-enter its holds.
     #[inline]
     pub fn current() -> Arc<Self> {
         CURRENT

@@ -1,7 +1,7 @@
 //! The cases of the parent module, after a failover to a server on which the user has other rights.
 //!
-//! At the end the user gets the rights back, and then all permits are free again. Until then all
-//! other clients have continued, except those for which the restricted client has to act.
+//! At the end the user gets the rights back, and then all permits are free again. Before that, all
+//! other clients must continue, except those that wait for the restricted client.
 
 use std::cell::Cell;
 use std::sync::Barrier;
@@ -66,8 +66,8 @@ fn cases() -> Vec<(&'static str, &'static [&'static str], Case)> {
     all
 }
 
-/// (The function does not check that only one client has the lock. The old master may have extended
-/// a lease, and the new master does not know this.)
+/// The function does not check that only one client has the lock, because the old master may have
+/// extended a lease that the new master does not know.
 fn lock<'a>(kind: &Kind, it: &mut Play<'a>, moments: &Moments<'a>) {
     let guard = held(&*(kind.make)(&it.poor, &it.name));
     moments.is_cut_off();
@@ -94,7 +94,7 @@ fn semaphore<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     it.all_come_back(false);
 }
 
-/// Uses a semaphore for which the client then sends no further request.
+/// Uses a semaphore, for which the client sends no request after the failover.
 fn idle_semaphore<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     it.make_permits(false);
     moments.is_cut_off();
@@ -131,7 +131,7 @@ fn latch<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     let left = it.good(theirs.count());
     match counted {
         Ok(()) => assert_eq!(left, 1, "{}", it.what),
-        // If the outcome is unknown, the count-down may still come, but only once.
+        // If the outcome is unknown, the count-down may still be applied, but only once.
         Err(error) => assert!(left == 2 || error.outcome_unknown(), "{}: {error}", it.what),
     }
     while it.good(theirs.count()) > 0 {
@@ -172,8 +172,8 @@ fn condition<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     let theirs = it.waiter(&it.rich.third, SOON * 2);
     moments.is_cut_off();
     moments.fails_over(it);
-    // A notification skips a waiter whose client does not listen at the new master yet. The skipped
-    // waiter ends its wait when it next asks.
+    // A notification skips a waiter whose client has not subscribed at the new master yet. The
+    // skipped waiter ends its wait at its next request.
     it.waits_until("both hear of it", || {
         it.notify(&it.rich.other);
         its.is_finished() && theirs.is_finished()
@@ -191,7 +191,7 @@ fn rights_that_the_new_master_does_not_give_lose_no_permit_count_or_notification
     let replication = Proxy::before(&old);
     let new = Server::builder().replica_behind(&replication).start().unwrap();
     let proxy = Proxy::before(&old);
-    // These clients wait long, since more than a thousand cases are busy at the same time.
+    // These clients wait long, because more than a thousand cases run at the same time.
     let [other, third, judge] = [(); 3].map(|()| {
         let rich = Client::builder(&proxy.url()).watchdog_timeout(LONG);
         rich.response_timeout(SOON).connect().unwrap()

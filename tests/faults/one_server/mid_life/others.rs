@@ -97,7 +97,7 @@ impl Play<'_> {
     /// Asserts that a result of the restricted client is a success or a clear error.
     pub(super) fn clear<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
         outcome.inspect_err(|error| {
-            // (A lease may also have ended by itself, or may be about to end.)
+            // A lease may also have ended by itself, or may be about to end.
             let known = [ErrorKind::LeaseLost, ErrorKind::EndsTooSoon, ErrorKind::NotHeld];
             let is_known = error.kind().is_server_trouble() || known.contains(&error.kind());
             assert!(is_known, "{}: {error}", self.what);
@@ -159,7 +159,7 @@ impl Play<'_> {
             self.rich.other.semaphore(&self.name).try_set_permits(TOTAL as u32)
         };
         assert!(self.good(made), "{}", self.what);
-        // This call makes the connection check its rights. (On a busy machine a lease may end.)
+        // This call makes the connection check its rights. On a busy machine its lease may end.
         let _ = self.takes(&self.poor, leased, 1)();
     }
 
@@ -326,7 +326,7 @@ impl Play<'_> {
     }
 
     /// Asserts that both parties have passed, or that the other clients know that the barrier is
-    /// broken. The last assertion is that the barrier works again.
+    /// broken. Then asserts that the barrier works again.
     pub(super) fn is_met(
         &self,
         barrier: &CyclicBarrier,
@@ -394,7 +394,7 @@ fn party_that_acts(it: &Play<'_>) {
         let _ = ends.lock().unwrap().recv();
     });
     let party = spawn(move || acts.wait());
-    // (A busy machine may have broken it already.)
+    // On a busy machine the barrier may already be broken.
     let _ = begun.recv_timeout(SOON);
     it.take_away();
     drop(end);
@@ -580,7 +580,7 @@ fn notifier(it: &Play<'_>) {
 fn play(server: &Server, rich: &Rich, other: &Other, rules: &[String], at: usize, flushes: bool) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let user = new_user(server);
-    // The client has one connection, which asks for its rights before they are taken away.
+    // The client has one connection, which checks its rights before they are taken away.
     let poor = impatient(user.url()).watchdog_timeout(SHORT).connections(1).connect().unwrap();
     let play = Play {
         server,

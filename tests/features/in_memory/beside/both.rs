@@ -85,7 +85,7 @@ pub(crate) struct Both {
     time: Parts,
     dump: Parts,
     /// A command that publishes a message, and this message as the listener receives it. The
-    /// message ends the listener's reading.
+    /// listener reads until this message.
     end: (Parts, Value),
     /// The keys that the listener has read and whose change was not reported since then.
     tracked: Vec<Vec<u8>>,
@@ -114,7 +114,7 @@ fn same_millisecond(one: i64, other: i64) -> bool {
     one / 1_000 == other / 1_000
 }
 
-/// Whether the command gets a reply. A command without a reply gets a message.
+/// Whether the command gets a reply. Any other command gets a pushed message.
 fn is_question(command: &Parts) -> bool {
     !command[0].ends_with(b"SUBSCRIBE")
 }
@@ -193,8 +193,8 @@ impl Both {
         Seen { began, reply: Some(reply), ended, heard, keys }
     }
 
-    /// The listener runs a command on the real server. (The listener does not read the server's
-    /// keys, because the server would then track them.)
+    /// The listener runs a command on the real server. It does not read the server's keys, because
+    /// the server would then track them.
     fn listen(&mut self, command: &Parts) -> Seen {
         self.listener.send(&[&self.time, command, &self.time]);
         let mut heard = Vec::new();
@@ -223,7 +223,7 @@ impl Both {
         }
         let mut own_command = command.clone();
         (self.planted)(&mut own_command);
-        // A script may write the time in µs. Only this text shows the exact time.
+        // A script may write its time in µs, and only this text shows the exact time.
         let at = written(&keys.1, began..=ended).unwrap_or(began);
         let mut own = self.own(peer, at, &own_command);
         let own_reply = reply.is_some().then(|| own.remove(own.iter().position(is_reply).unwrap()));

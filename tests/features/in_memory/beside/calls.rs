@@ -100,7 +100,7 @@ fn is_owner(part: &[u8]) -> bool {
     part.len() > 37 && part[36] == b':' && part[37..].iter().all(u8::is_ascii_digit)
 }
 
-/// The calls of one history, which use few names and few owners, so that they affect each other.
+/// The calls of one history. They use few names and few owners, so that they affect each other.
 pub(crate) struct Calls<'a> {
     recorded: &'a Recorded,
     chosen: Vec<&'a Parts>,

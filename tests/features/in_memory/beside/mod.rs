@@ -62,8 +62,8 @@ fn history(both: &mut Both, recorded: &Recorded, seed: u64) -> Result<(), Differ
     Ok(())
 }
 
-/// The number of histories that run at the same time, each on its own servers. Each history often
-/// sleeps or waits for a process.
+/// The number of histories that run at the same time, each on its own servers. A history often
+/// waits, so more histories than processors can run.
 const LANES: u64 = 8;
 
 #[test]
@@ -98,7 +98,7 @@ fn random_commands_have_the_same_replies_messages_and_keys() {
 /// a command, and whether messages are lost.
 type Plant = (&'static str, &'static str, &'static str, fn(&mut Parts), bool);
 
-/// Each planted difference changes one thing: the times that a script sees, the effect of a
+/// Each planted difference changes one of these: the times that a script sees, the effect of a
 /// command, a reply, or the messages.
 #[test]
 fn a_planted_difference_is_found() {
@@ -140,8 +140,8 @@ fn a_planted_difference_is_found() {
     }
 }
 
-/// In Redis 7.0, a script may ask for a right with fewer arguments than the command takes. Newer
-/// servers refuse such a question.
+/// In Redis 7.0, a script may check a right with fewer arguments than the command takes. Newer
+/// servers refuse such a check.
 #[test]
 fn a_question_for_a_right_has_as_many_arguments_as_the_command_takes() {
     const ASK: &str = "return redis.acl_check_cmd(unpack(ARGV)) and 1";

@@ -9,7 +9,7 @@ use crate::simulated::scripts::force;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Stop,
-    /// Pauses a waiting process for longer than a provisional lease.
+    /// Pauses a waiting process for longer than the lease of a grant by message.
     StopWaiting,
     Cut,
     HalfOpen,
@@ -170,7 +170,7 @@ impl Simulation<'_> {
         own.is_stopped = false;
         let mut inbox = std::mem::take(&mut own.inbox);
         if self.random.percent(50) {
-            // A process may notice a timer and a message in any order.
+            // Shuffle the inputs, because a process may notice a timer and a message in any order.
             for i in (1..inbox.len()).rev() {
                 inbox.swap(i, self.random.between(0, i as i64) as usize);
             }

@@ -119,7 +119,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Records that a process claims the lock until `until`. No excluded claim may overlap.
+    /// Records that a process claims the lock until `until`, and checks that no other claim that it
+    /// excludes overlaps.
     pub(crate) fn claim(
         &mut self,
         lock: usize,
@@ -170,8 +171,8 @@ impl Simulation<'_> {
         self.at(noticed, Event::Process(process, ForProcess::Input(Input::InDoubt(request))));
     }
 
-    /// Sends a user's script. If its call is cut or its connection breaks, the script may come
-    /// late.
+    /// Sends a user's script. If the call reaches its limit or its connection breaks, the script
+    /// may arrive late.
     pub(super) fn send_script(&mut self, process: usize, serial: u64) {
         let own = &self.ours[process];
         let may_send = !own.is_dead && !own.is_stopped && own.serial == serial;

@@ -7,9 +7,9 @@
 //!        TRYAGAIN, CLUSTERDOWN, or no server answers: asks for the slots, pauses, calls again
 //! ```
 //!
-//! All this happens within the call's timeout. A server that refuses a command in one of these ways
-//! has not run it. If the connection broke, the command may have run: then the caller's copy is
-//! sent, as with a single server.
+//! All these steps end within the call's timeout. A server that refuses a command in one of these
+//! ways has not run the command. If the connection broke, the command may have run: then the client
+//! sends the copy that the caller provides, as with a single server.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -84,13 +84,13 @@ impl Slot {
         let limit = Limit::current();
         let latest = until;
         let until = limit.as_ref().map_or(until, |limit| limit.earlier_of(until));
-        // Whether `until` comes from the limit. Otherwise it comes from the call's timeout.
+        // Whether `until` is the end of the caller's limit. Otherwise it is the call's timeout.
         let is_its_end = until < latest;
         let is_past_limit = || limit.as_ref().is_some_and(Limit::is_over);
         let ended = || {
-            // The end of the client does not count as the end of the limit.
+            // If the client has ended, the end of the wait is not an effect of the limit.
             if is_past_limit() || is_its_end && !self.cluster.is_ended() {
-                // A server that only redirected the call does not count as answering.
+                // A server that only redirected the call has not answered it.
                 limit::record_cut(false);
             }
         };
@@ -161,8 +161,9 @@ impl Slot {
         }
     }
 
-    /// Calls `ask` to find the slot's server. `ask` may open connections. So if the caller has a
-    /// limit, another thread calls `ask`, and the caller waits only until the limit is over.
+    /// Calls `ask` to find the slot's server. `ask` may open connections, which takes time. So if
+    /// the caller has a limit, another thread calls `ask`, and the caller waits only until the
+    /// limit is over.
     fn find_out(&self, limit: Option<&Limit>, ask: impl FnOnce(&Cluster) + Send + 'static) {
         let Some(limit) = limit else { return ask(&self.cluster) };
         let (done, ended) = mpsc::channel::<()>();
@@ -206,7 +207,8 @@ impl Slot {
     }
 }
 
-/// A script that was stopped before its end may have changed data, as after a broken connection.
+/// Converts the outcome of a script that was stopped before its end. The script may have changed
+/// data, as after a broken connection.
 fn halfway(outcome: Outcome) -> Outcome {
     outcome.map_err(|failure| match failure {
         Failure::Refused(cause) if redirect_of(&cause.error) == Some(Redirect::Halfway) => {
@@ -219,9 +221,9 @@ fn halfway(outcome: Outcome) -> Outcome {
 impl Cluster {
     /// Follows a redirect of a command that a background thread has sent, until `until`. Returns
     /// the reply of the server that has the slot. A `MOVED` means that the command was not run.
-    /// After a `MOVED`, this function only stores the slot's new server. The renewer of the new
-    /// server sends the command, so that this thread does not wait for the new server. (At the
-    /// client's end this function sends the command itself, because no renewer does.)
+    /// After a `MOVED`, this function only stores the slot's new server, and the background thread
+    /// of the new server sends the command. So this thread does not wait for the new server. After
+    /// the client's end this function sends the command itself, because no other thread does.
     pub fn resend(
         self: &Arc<Self>,
         command: &Command,
@@ -243,7 +245,7 @@ impl Cluster {
     }
 
     /// Like [`resend`](Self::resend), but sends the command even after a `MOVED`: the client has
-    /// ended, and no renewer sends the command later.
+    /// ended, and no other thread sends the command later.
     fn resend_at_the_end(
         self: &Arc<Self>,
         command: &Command,

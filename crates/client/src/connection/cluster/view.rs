@@ -39,7 +39,7 @@ pub(super) const NO_CLUSTER_INFO: &str = "it refuses CLUSTER INFO: if a server i
                                the client may believe that server's old slots until it is back";
 
 impl View {
-    /// Returns the view of this endpoint's server, the first server that answers.
+    /// Returns the view of this endpoint's server, for a client that has no view yet.
     pub(super) fn first(
         ranges: Result<Vec<Range>, &'static str>,
         weight: Weight,
@@ -49,7 +49,7 @@ impl View {
             ConnectError::unusable(format!("{why}; it is at {}", endpoint.address()))
         })?;
         if ranges.is_empty() {
-            // (The answer is the same if this server was removed from its cluster.)
+            // A server that was removed from its cluster gives the same answer.
             return Err(ConnectError::NotReady(format!(
                 "no server of the cluster at {} has a slot yet: create the cluster first",
                 endpoint.address()
@@ -74,8 +74,8 @@ pub(super) struct Weight {
     pub(super) is_up: bool,
     /// The cluster's epoch, which increases each time a replica replaces a master.
     pub(super) epoch: u64,
-    /// Whether the server answered `CLUSTER INFO`. Without an answer (if the user lacks the right),
-    /// the server counts as a server that reaches a majority.
+    /// Whether the server answered `CLUSTER INFO`. If it did not, because the user lacks the right,
+    /// the client assumes that the server reaches a majority.
     pub(super) is_said: bool,
 }
 

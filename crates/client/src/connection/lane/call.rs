@@ -22,12 +22,12 @@ pub(super) struct Call {
 }
 
 pub(super) enum CallState {
-    /// The command is not yet written, or not yet answered.
+    /// The command is not yet written, or has no reply yet.
     Queued,
-    /// The call's thread must combine. `Combines`, and the `Done` of a thread that leaves, are set
-    /// under the lane's mutex. So a thread that has left never becomes the combiner.
+    /// The call's thread must combine. Two states are set under the lane's mutex: `Combines`, and
+    /// the `Done` of a thread that leaves. So a thread that has left never becomes the combiner.
     Combines,
-    /// The command is answered, or the thread leaves with this outcome.
+    /// The command has a reply, or the thread leaves with this outcome.
     Done(Outcome),
     /// The call's thread has left.
     Gone,
@@ -40,7 +40,7 @@ impl Call {
         Arc::new(Self { waker: Waker::current(), state })
     }
 
-    /// Takes the state, which tells the call's thread what to do.
+    /// Takes the state, which decides what the call's thread does next.
     fn take_state(&self) -> CallState {
         let mut state = self.state.lock();
         let taken = std::mem::replace(&mut *state, CallState::Gone);
@@ -83,8 +83,8 @@ impl Lane {
     }
 
     /// Like [`call_once`](Self::call_once), but if the connection breaks and there is time left,
-    /// sends `copy` over a new connection. Sends `copy` at most once. The `bool`: whether `copy`
-    /// was sent.
+    /// sends `copy` over a new connection. Sends `copy` at most once. The `bool` says whether
+    /// `copy` was sent.
     pub(crate) fn call_twice(
         self: &Arc<Self>,
         command: &Command,
@@ -122,8 +122,8 @@ impl Lane {
     }
 
     /// Like [`call_once`](Self::call_once), but waits for other threads' packets only until
-    /// `limit`. (A call without a limit sleeps without a deadline: with many threads, deadlines
-    /// would cost a twentieth of the rate.)
+    /// `limit`. A call without a limit sleeps without a deadline: with many threads, deadlines
+    /// would cost a twentieth of the rate.
     pub(super) fn call_within(
         self: &Arc<Self>,
         command: &Command,
@@ -152,9 +152,9 @@ impl Lane {
         }
     }
 
-    /// Waits for the reply: sleeps until another thread has read the reply, or combines when this
-    /// thread becomes the combiner. A thread with a limit leaves when the limit is over. A thread
-    /// with a limit never opens a connection itself.
+    /// Waits for the reply: sleeps until another thread has read it, or combines when this thread
+    /// becomes the combiner. A thread with a limit leaves when the limit is over, and never opens a
+    /// connection itself.
     ///
     /// | the command when the thread leaves | the call's result | the command's end |
     /// |---|---|---|
@@ -164,17 +164,17 @@ impl Lane {
     /// | in the link, not begun | `TimedOut` | it may run; a [take](crate::CachedScript::takes) is taken back before the next write |
     ///
     /// If a combiner leaves, it passes the link to a call in the queue, or else to a call whose
-    /// command is written: that call's thread becomes the reader. If no other call waits, the link
-    /// goes back to the lane. In that case the next caller, or the next `service`, reads the late
+    /// command is written: the thread of that call becomes the reader. If no other call waits, the
+    /// link goes back to the lane. Then the next caller, or the next `service`, reads the late
     /// reply before its own reply. The link is closed after the server has sent nothing for
     /// `response_timeout`. Commands that other threads write do not restart this time. If there is
-    /// no link, or the link was silent for long, a new thread becomes the combiner in place of the
-    /// thread with the limit. The new thread may take the whole connect timeout to open a link, and
-    /// handles all calls that wait then.
+    /// no link, or the link was silent for long, a new thread combines in place of the thread with
+    /// the limit. The new thread may take the whole connect timeout to open a link, and handles all
+    /// calls that wait then.
     ///
     /// If a call ends while its command may still run, the sender gives back everything that the
-    /// command takes, as after any lost reply. For this, the sender has the command's owner, ids or
-    /// number (`lease/cleanup.rs`).
+    /// command takes, as after any lost reply. The sender names the command's owner, ids or number
+    /// for this (`lease/cleanup.rs`).
     fn follow(self: &Arc<Self>, call: &Arc<Call>, limit: Option<&Limit>) -> Outcome {
         loop {
             match (call.take_state(), limit) {
@@ -257,12 +257,12 @@ impl Lane {
                 state.queue.remove(at);
                 Failure::Unsent(why)
             }
-            // A combiner has the command, and has written it or is about to write it.
+            // A combiner has taken the command, and has written it or is about to write it.
             None => Failure::TimedOut(why),
         }
     }
 
-    /// Gives up a call whose time is over. Returns `None` if the call is answered, or if its thread
+    /// Gives up a call whose time is over. Returns `None` if the call has a reply, or if its thread
     /// must combine.
     fn abandon(&self, call: &Arc<Call>) -> Option<Failure> {
         // The next combiner is chosen under this mutex, so this thread cannot be chosen after it
@@ -297,8 +297,8 @@ impl Lane {
     }
 
     /// If the link has a long round trip, waits a moment for the threads whose replies came with
-    /// the last packet. These threads will probably send again at once, and a thread that misses
-    /// this packet would wait for two round trips.
+    /// the last packet. These threads will probably send again at once. A thread that misses this
+    /// packet would wait for two round trips.
     fn gather(&self) {
         let (served, patience) = {
             let state = self.state.lock();
@@ -321,8 +321,8 @@ impl LaneState {
     }
 }
 
-/// The longest silence after which the server still counts as answering. If a call times out after
-/// a longer silence, its error says that the server may be out of reach.
+/// The longest silence of a server that still counts as working. If a call times out after a longer
+/// silence, its error says that the server may be out of reach.
 const RECENTLY: Duration = Duration::from_secs(1);
 
 fn late() -> io::Error {
@@ -337,7 +337,7 @@ const LONGEST_GATHER: Duration = Duration::from_micros(500);
 impl ReplyReceiver for Call {
     fn receive(&self, outcome: Outcome) {
         let mut state = self.state.lock();
-        // A thread that has left gets no reply. Its caller undoes the command's effects.
+        // A thread that has left gets no reply. Its caller undoes the effects of the command.
         if matches!(*state, CallState::Queued | CallState::Combines) {
             *state = CallState::Done(outcome);
             drop(state);

@@ -67,7 +67,8 @@ impl<'a> Combiner<'a> {
         while !queue.is_empty() {
             let packet = take_first(&mut queue, MAX_UNREAD);
             let mut done = self.write_packet(packet);
-            // If there is more to write, read all replies first, so that few replies are unread.
+            // If more commands are left, read all replies before writing them, so that few replies
+            // are unread.
             if let Some(link) = self.link.as_mut().filter(|_| done.is_ok() && !queue.is_empty()) {
                 done = link.read_all(self.lane.endpoint.response_timeout());
             }
@@ -82,8 +83,8 @@ impl<'a> Combiner<'a> {
     }
 
     /// Reads the replies that a call must read before it writes. Returns how many commands may be
-    /// written after this. This bounds the number of unread replies, even if many calls leave.
-    /// Returns zero if the link broke or the limit is over: then the commands remain in the queue.
+    /// written next. This number bounds the unread replies, even if many calls leave. Returns zero
+    /// if the link broke or the limit is over: then the commands remain in the queue.
     pub(super) fn room(&mut self, limit: &Limit) -> usize {
         self.on_link(|link| if link.reads_first() { link.read_limited(limit, 1) } else { Ok(()) });
         match &self.link {
@@ -142,8 +143,8 @@ impl<'a> Combiner<'a> {
             Err(failure) => {
                 batch.for_each(|(_, receiver, _)| receiver.receive(Err(failure.clone())));
                 // The calls that queued during the failed attempt fail, too, so that they do not
-                // try one after the other. (If their own attempts could take longer than this one,
-                // they do not fail.)
+                // try one after the other. They do not fail if their own attempts may take longer
+                // than this one.
                 if self.within >= self.lane.endpoint.connect_timeout() {
                     let late = std::mem::take(&mut self.lane.state.lock().queue);
                     late.into_iter().for_each(|pending| pending.fail(&failure));
@@ -153,13 +154,13 @@ impl<'a> Combiner<'a> {
         }
     }
 
-    /// Does the background thread's work: reads owed replies and handles queued posts.
+    /// Does the background thread's work: reads the replies to posts and handles queued posts.
     fn service(&mut self, queue: VecDeque<Pending>) {
         let patience = self.lane.endpoint.response_timeout();
         let patience = if self.limit.is_some() { Duration::ZERO } else { patience };
         self.on_link(|link| link.read_all(patience));
         if self.link.is_some() {
-            // The receivers have already received the failure.
+            // After a failure, the receivers have already received it.
             let _heard = self.write_and_read(queue);
         } else {
             let failure = self.lane.unreachable();
@@ -208,7 +209,7 @@ impl Drop for Combiner<'_> {
                 Pending::Post(..) => None,
             });
             // The calls whose commands are written, and whose replies the leaving thread should
-            // read.
+            // have read.
             let left =
                 self.link.iter().flat_map(|link| link.abandoned()).filter_map(|it| it.take_over());
             // Choose the next combiner while this thread holds the lane's mutex: see
@@ -238,7 +239,7 @@ impl Drop for Combiner<'_> {
             }
             let queue = take_first(&mut state.queue, MAX_UNREAD);
             drop(state);
-            // Only write: the thread may be dropping a guard, so it must not wait for the test of a
+            // Only write. The thread may be dropping a guard, so it must not wait for the test of a
             // silent connection or for a new connection.
             self.on_link(|link| link.send_now(queue.into_iter().map(Pending::into_parts)));
         }

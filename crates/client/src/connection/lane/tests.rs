@@ -193,8 +193,9 @@ fn unwritten_releases_wait_for_room_and_unwritten_takes_without_a_caller_are_tak
     assert_eq!(ran, Value::Int(last), "a take ran behind the releases");
 }
 
-/// Each post may wait for long for its replicas, so twenty posts may wait twenty times as long.
-/// When the server accepts bytes again, an unwritten post must not wait for their replies.
+/// Each post may wait long for its replicas, so twenty posts may wait twenty times as long.
+/// When the server accepts bytes again, an unwritten post must be written before the replies to
+/// these posts arrive.
 #[test]
 fn an_unwritten_command_does_not_wait_for_replicas() {
     const POSTS: usize = 20;

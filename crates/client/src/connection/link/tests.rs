@@ -65,7 +65,8 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|found| found == part)
 }
 
-/// While this connection leads to the old master, another lane stores the address of the new one.
+/// While this connection leads to the old master, another connection stores the address of the new
+/// master.
 #[test]
 fn an_error_names_the_server_that_the_connection_leads_to() {
     let server = Server::start().unwrap();
@@ -84,7 +85,7 @@ fn an_error_names_the_server_that_the_connection_leads_to() {
     assert!(matches!((refused, posted), (Failure::Refused(_), Failure::Refused(_))));
 }
 
-/// The link accepts any value of the right kind. A reply of another kind must belong to another
+/// A link accepts any reply of the right kind. A reply of another kind must belong to another
 /// command.
 #[test]
 fn a_reply_that_its_script_cannot_give_ends_the_connection() {

@@ -27,9 +27,9 @@ impl Sentinels {
             }
         })?;
         let service = self.service.as_bytes();
-        // The reply to `MASTER` has the epoch of the decision (`config-epoch`). The epoch is
-        // needed: a Sentinel that was away reports the old master for some seconds. The old master
-        // still says that it is a master.
+        // The reply to `MASTER` has the epoch of the decision (`config-epoch`). Only the epoch
+        // shows that a report is old: a Sentinel that was away reports the old master for some
+        // seconds, and the old master still says that it is a master.
         let queries: [&[u8]; 3] = [b"GET-MASTER-ADDR-BY-NAME", b"MASTER", b"SENTINELS"];
         let queries = queries.map(|query| Command::plain(&[b"SENTINEL", query, service]));
         let bytes: Vec<u8> = queries.iter().flat_map(|query| query.bytes()).copied().collect();

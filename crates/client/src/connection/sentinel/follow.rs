@@ -2,9 +2,8 @@
 //! runs this code.
 //!
 //! The thread listens to one Sentinel. This Sentinel may be cut off from the other Sentinels, so
-//! the thread also asks another Sentinel every few seconds. A caller's thread cannot do this,
-//! because it may be in a long read from the old master. The message about the new master must end
-//! this read.
+//! the thread also asks another Sentinel every few seconds. A caller's thread cannot do this work:
+//! it may be in a long read from the old master, which only the news of the new master ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -25,7 +24,7 @@ const CHANNELS: [&[u8]; 2] = [b"+switch-master", b"+promoted-slave"];
 const PING_AFTER: Duration = Duration::from_secs(1);
 /// How often the thread asks another Sentinel for the master.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3);
-/// How long this request to another Sentinel may take. The thread reads no message in the meantime.
+/// How long the request to another Sentinel may take. Meanwhile the thread reads no message.
 const CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 /// The first pause before the thread tries the next Sentinel, after it could not listen to one.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
@@ -91,7 +90,7 @@ impl Sentinels {
         }
         // Read the reply to the second subscription.
         connection.receive_any_until(until)?;
-        // Ask once for a change that came before the subscription.
+        // Ask once, because the master may have changed before the subscription.
         self.check(host_port, within);
         let (mut checked, mut asked) = (Instant::now(), false);
         loop {

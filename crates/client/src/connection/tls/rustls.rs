@@ -81,8 +81,8 @@ impl Connector {
     }
 }
 
-/// Returns the same settings with this identity, for servers that ask for one. (rustls resumes no
-/// session of another identity, so the server gets this identity.)
+/// Returns the same settings with this identity, for servers that ask for one. rustls resumes no
+/// session of another identity, so the server gets this identity.
 fn with_identity(mut config: ClientConfig, identity: &Identity) -> Result<ClientConfig, String> {
     let chain = certificates_in(&identity.certificates)?;
     let key = PrivateKeyDer::from_pem_slice(&identity.key).map_err(|why| why.to_string())?;
@@ -192,8 +192,8 @@ fn failed(error: &(dyn StdError + 'static)) -> RedisError {
     (Cause::Client, "the TLS handshake failed", about_certificate(&said).unwrap_or(said)).into()
 }
 
-/// Returns a better error for an error after the handshake: only then does the server report that
-/// it wants a certificate, or that it refuses the client's certificate.
+/// Returns a better error for an error after the handshake. Only after the handshake does the
+/// server report that it wants a certificate, or that it refuses the client's certificate.
 pub(crate) fn wants_certificate(error: RedisError) -> RedisError {
     match about_certificate(&error.to_string()) {
         Some(what) => (Cause::Client, "the TLS handshake failed", what).into(),
