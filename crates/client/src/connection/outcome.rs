@@ -93,7 +93,7 @@ pub trait ReplyReceiver: Send + Sync {
 
     /// Makes the thread that waits for this reply the reader, because the present reader leaves.
     /// Returns the waker of that thread. Called under the lane's mutex.
-    fn takes_over(&self) -> Option<Waker> {
+    fn take_over(&self) -> Option<Waker> {
         None
     }
 }

@@ -35,7 +35,7 @@ impl Acknowledgements {
     }
 
     /// Returns the longest time until the server has replied to all WAITs.
-    pub(super) fn waits(&self) -> Duration {
+    pub(super) fn wait_left(&self) -> Duration {
         match self.waits {
             0 => Duration::ZERO,
             _ => self.waits_until.saturating_duration_since(Instant::now()),
@@ -45,7 +45,7 @@ impl Acknowledgements {
     /// Notes that a WAIT is about to be written.
     pub(super) fn wait(&mut self, acks: ReplicaAcks) {
         // The server begins this WAIT when the previous one is over.
-        self.waits_until = deadline_in(self.waits().saturating_add(longest_wait(acks)));
+        self.waits_until = deadline_in(self.wait_left().saturating_add(longest_wait(acks)));
         self.waits += 1;
     }
 
