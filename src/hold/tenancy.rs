@@ -356,7 +356,7 @@ impl Tenancy {
     /// because other threads may have the hold. The caller must then call
     /// [`finish_released`](Self::finish_released), [`lose`](Self::lose), or, after a wait,
     /// [`exchange`](Self::exchange).
-    pub(crate) fn step_down(&self) {
+    pub(crate) fn record_left(&self) {
         self.ended.store(true, Ordering::Release);
     }
 

@@ -315,7 +315,7 @@ impl<I> Order<I> {
                 // The tenancy steps down under the mutex, before the other tenants can leave.
                 // Otherwise the last tenant could leave first, and this tenancy's guard would
                 // report "held" although nobody has the lock.
-                tenancy.step_down();
+                tenancy.record_left();
                 LeaveOutcome::OthersStay
             }
             None => self.leave_seat(mode, tenancy, now),
@@ -359,7 +359,7 @@ impl<I> Order<I> {
         let next = |thread: &Arc<Thread>| {
             // The leaving thread's tenancy steps down before the next thread can see the pass. From
             // then on, the guard of the leaving thread must not report that the lock is held.
-            left.tenancy.step_down();
+            left.tenancy.record_left();
             Arc::new(Tenancy::since(Arc::clone(hold), Arc::clone(thread), now))
         };
         if hold.line.is_some() {

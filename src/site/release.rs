@@ -83,7 +83,7 @@ impl Site {
                 return Ok(left);
             }
             LeaveOutcome::Release(..) if was_held => {
-                tenancy.step_down();
+                tenancy.record_left();
                 return Ok(left);
             }
             _ if was_held => return Ok(left),

@@ -106,7 +106,7 @@ impl PermitLease {
         let has_it = state.tenancy.as_ref().is_some_and(|now| Arc::ptr_eq(now, tenancy));
         if has_it {
             state.tenancy = None;
-            tenancy.step_down();
+            tenancy.record_left();
         }
         drop(state);
         if has_it {
@@ -120,7 +120,7 @@ impl PermitLease {
     pub(super) fn end(&self) {
         // `finish` ends the tenancy under the mutex. So if a guard no longer finds its permit, its
         // tenancy is already released, and the guard reports no loss.
-        if let Some(tenancy) = self.finish(Tenancy::step_down).0 {
+        if let Some(tenancy) = self.finish(Tenancy::record_left).0 {
             self.tell_released(&tenancy);
         }
     }
