@@ -18,7 +18,7 @@ pub(crate) const ROLE: &str = "evals";
 const TEXT: &str = "return redis.call('incrby', KEYS[1], ARGV[1])";
 /// The number of calls in a batch. Batches with and without a guard alternate.
 const BATCH: u32 = 500;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("A script of a guard, against the bare script on a raw connection:\n");
@@ -36,7 +36,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
                 lab.options.length.as_nanos().to_string(),
             ];
             let mut worker = Worker::spawn(ROLE, &args.each_ref().map(String::as_str));
-            let took = worker.expect_line("took", lab.options.length * 2 + PATIENCE);
+            let took = worker.expect_line("took", lab.options.length * 2 + TIMEOUT);
             let took: Vec<f64> = took.split(' ').map(|it| it.parse().unwrap()).collect();
             for (kind, both) in took.chunks(2).enumerate() {
                 rates[kind].push(1e9 / both[0]);

@@ -16,9 +16,9 @@ pub(crate) const ROLE: &str = "held permits";
 
 const ROUND_TRIP: Duration = Duration::from_millis(10);
 const THREADS: u64 = 64;
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// By this time after the start, the last process has received the start.
-const SOON: u64 = 50 * MILLISECOND;
+const START_DELAY: u64 = 50 * MILLISECOND;
 /// The warm-up, in which the queues still grow, and which is not counted.
 const WARM_UP: u64 = 500 * MILLISECOND;
 
@@ -78,12 +78,12 @@ fn measure(lab: &Lab, url: &str, name: &str, processes: usize, held: u64) -> Vec
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let mut workers: Vec<Worker> = (0..processes).map(|_| Worker::spawn(ROLE, &args)).collect();
     for worker in &mut workers {
-        worker.expect_line("ready", PATIENCE);
+        worker.expect_line("ready", TIMEOUT);
     }
-    let start = (clock::now() + SOON).to_string();
+    let start = (clock::now() + START_DELAY).to_string();
     workers.iter_mut().for_each(|worker| worker.send_line(&start));
     let seen = workers.iter_mut().map(|worker| {
-        let line = worker.expect_line("acquired", PATIENCE);
+        let line = worker.expect_line("acquired", TIMEOUT);
         let mut numbers = line.split(' ').map(|number| number.parse::<f64>().unwrap());
         (numbers.next().unwrap(), numbers.next().unwrap())
     });

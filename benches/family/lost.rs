@@ -20,8 +20,8 @@ use crate::round_trips::Figures;
 /// The number of locks, which are held at the same time and deleted one after the other.
 const LOCKS: usize = 20;
 /// By this time, all locks are tracked.
-const A_WHILE: Duration = Duration::from_millis(400);
-const PATIENCE: Duration = Duration::from_secs(60);
+const TRACK_TIME: Duration = Duration::from_millis(400);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("From the DEL of a lock that is held for a while to its holder's on_lost:\n");
@@ -62,13 +62,13 @@ fn losses(lab: &Lab, delayed: bool) -> Vec<f64> {
                 guard
             })
             .collect();
-        thread::sleep(A_WHILE);
+        thread::sleep(TRACK_TIME);
         for name in &names {
             // The losses come one by one, so that all threads that must wake up are asleep.
             clock::sleep_until(clock::now() + 5 * MILLISECOND);
             let begun = clock::now();
             redis::cmd("DEL").arg(name).exec(&mut redis).unwrap();
-            let heard = told.recv_timeout(PATIENCE).unwrap();
+            let heard = told.recv_timeout(TIMEOUT).unwrap();
             times.push((heard - begun) as f64);
         }
         drop(guards);

@@ -24,8 +24,8 @@ const PACE: u64 = 8 * MILLISECOND;
 /// A thread that has waited for this time is asleep.
 const ASLEEP: u64 = 500 * MICROSECOND;
 /// If there was no notification for this time, no further notification comes.
-const A_WHILE: Duration = Duration::from_millis(100);
-const PATIENCE: Duration = Duration::from_secs(60);
+const QUIET_TIME: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!(
@@ -69,12 +69,12 @@ pub(crate) fn notifications(lab: &Lab, url: &str, delayed: bool) -> (Vec<f64>, V
     let args = [url.to_owned(), name, place, lab.url(delayed)];
     let mut workers = [WAITER_ROLE, NOTIFIER_ROLE].map(|role| {
         let mut worker = Worker::spawn(role, &args.each_ref().map(String::as_str));
-        worker.expect_line("ready", PATIENCE);
+        worker.expect_line("ready", TIMEOUT);
         worker
     });
     let end = (clock::now() + lab.options.length.as_nanos() as u64).to_string();
     workers.iter_mut().for_each(|worker| worker.send_line(&end));
-    let [waited, notified] = workers.each_mut().map(|it| numbers(&it.expect_line("at", PATIENCE)));
+    let [waited, notified] = workers.each_mut().map(|it| numbers(&it.expect_line("at", TIMEOUT)));
     let pings = notified.chunks_exact(2).map(|it| it[0] as f64).collect();
     let waits = waited.chunks_exact(2).filter_map(|times| {
         let (asked, back) = (times[0], times[1]);
@@ -128,7 +128,7 @@ pub(crate) fn wait(job: &Job) {
     let guard = lock.lock().unwrap();
     loop {
         let asked = clock::now();
-        if !condition.wait_for(&guard, A_WHILE).unwrap().timed_out() {
+        if !condition.wait_for(&guard, QUIET_TIME).unwrap().timed_out() {
             times.extend([asked, clock::now()]);
         }
         if clock::now() >= end {

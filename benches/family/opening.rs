@@ -25,7 +25,7 @@ const OPEN: u64 = MILLISECOND;
 const REST: u64 = 3 * MILLISECOND / 2;
 /// A thread that has waited for this time is asleep.
 const ASLEEP: u64 = 500 * MICROSECOND;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("From the last count-down to a waiter of another process awake, against a PING after");
@@ -78,12 +78,12 @@ pub(crate) fn openings(lab: &Lab, url: &str, cores: Cores, kind: Kind) -> Vec<f6
     let args = [kind.name().to_owned(), url.to_owned(), name, place];
     let mut workers = [COUNTER_ROLE, WAITER_ROLE].map(|role| {
         let mut worker = Worker::spawn(role, &args.each_ref().map(String::as_str));
-        worker.expect_line("ready", PATIENCE);
+        worker.expect_line("ready", TIMEOUT);
         worker
     });
     let end = (clock::now() + lab.options.length.as_nanos() as u64).to_string();
     workers.iter_mut().for_each(|worker| worker.send_line(&end));
-    let [counted, waited] = workers.each_mut().map(|it| numbers(&it.expect_line("at", PATIENCE)));
+    let [counted, waited] = workers.each_mut().map(|it| numbers(&it.expect_line("at", TIMEOUT)));
     let waits = waited.chunks_exact(2).filter_map(|times| {
         let (asked, awake) = (times[0], times[1]);
         let opened = *counted.iter().find(|opened| **opened > asked)?;

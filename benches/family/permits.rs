@@ -15,7 +15,7 @@ use crate::report::{Goals, Spread, Table, count, digits};
 pub(crate) const ROLE: &str = "permits for all";
 
 const THREADS: [usize; 3] = [16, 64, 256];
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// How often the bench reads the number of acquired permits, before and after the outage.
 const SLICE: Duration = Duration::from_millis(50);
 /// The number of slices in the check for the old rate. The old rate has returned with the first
@@ -39,7 +39,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
                     [threads, names, length as usize, lab.next()].map(|it| it.to_string());
                 let args = [&lab.url(false), &place, &threads, &names, &length, &number];
                 let mut worker = Worker::spawn(ROLE, &args.map(String::as_str));
-                seen[at].push(worker.expect_line("rate", PATIENCE).parse().unwrap());
+                seen[at].push(worker.expect_line("rate", TIMEOUT).parse().unwrap());
             }
         });
         let ratio = Spread::of(seen[0].iter().zip(&seen[1]).map(|(one, each)| one / each));
@@ -98,7 +98,7 @@ fn outage(lab: &Lab, goals: &mut Goals) {
             if let Some(slices) = seen.windows(WINDOW).find(steady) {
                 break slices[0].0;
             }
-            if again.elapsed() > PATIENCE {
+            if again.elapsed() > TIMEOUT {
                 break again.elapsed();
             }
         };
@@ -106,7 +106,7 @@ fn outage(lab: &Lab, goals: &mut Goals) {
         (usual, after)
     });
     let begun = Instant::now();
-    while semaphore.available_permits().unwrap_or(0) != 1_000 && begun.elapsed() < PATIENCE {
+    while semaphore.available_permits().unwrap_or(0) != 1_000 && begun.elapsed() < TIMEOUT {
         thread::sleep(Duration::from_millis(10));
     }
     let missing = 1_000 - semaphore.available_permits().unwrap_or(0);

@@ -28,7 +28,7 @@ const PROCESSES: usize = 5;
 const HOLD: u64 = 500 * MICROSECOND;
 /// A thread that had waited for this time before a release was asleep.
 const ASLEEP: u64 = 500 * MICROSECOND;
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!(
@@ -106,7 +106,7 @@ fn line(lab: &Lab, peer: Peer, waiters: usize) -> Seen {
     let args = [peer.name().to_owned(), url.clone(), name.clone(), place];
     let mut workers = [(); PROCESSES].map(|()| {
         let mut worker = Worker::spawn(ROLE, &args.each_ref().map(String::as_str));
-        worker.expect_line("ready", PATIENCE);
+        worker.expect_line("ready", TIMEOUT);
         worker
     });
     let mut server = raw::connect(&url);
@@ -116,14 +116,14 @@ fn line(lab: &Lab, peer: Peer, waiters: usize) -> Seen {
         for waiter in 0..waiters {
             workers[waiter % PROCESSES].send_line("next");
             let what = format!("{} waiters in the queue", waiter + 1);
-            wait_until(&what, PATIENCE, || length(&mut server, &name) > waiter);
+            wait_until(&what, TIMEOUT, || length(&mut server, &name) > waiter);
         }
         end = clock::now() + lab.options.length.as_nanos() as u64;
         workers.iter_mut().for_each(|worker| worker.send_line(&end.to_string()));
     });
     let mut holds = Vec::new();
     for (process, worker) in workers.iter_mut().enumerate() {
-        let line = worker.expect_line("held", PATIENCE);
+        let line = worker.expect_line("held", TIMEOUT);
         holds.extend(numbers(&line).chunks_exact(4).map(|numbers| Held {
             asked: numbers[1],
             granted: numbers[2],

@@ -14,7 +14,7 @@ use crate::report::{Goals, Spread, Table, count, digits, time};
 
 pub(crate) const ROLE: &str = "readers and a writer";
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long each reader and each writer holds the lock.
 const INSIDE: u64 = 3 * MICROSECOND;
 /// The time from a write to the request for the next write.
@@ -127,7 +127,7 @@ fn compare<const N: usize>(
                 let more = [threads.to_string(), length.clone()];
                 let args: Vec<_> = args.iter().chain(&more).map(String::as_str).collect();
                 let mut worker = Worker::spawn(ROLE, &args);
-                worker.expect_line("ready", PATIENCE);
+                worker.expect_line("ready", TIMEOUT);
                 worker
             };
             let mut workers: Vec<_> = (0..processes).map(|_| start(threads)).collect();
@@ -136,7 +136,7 @@ fn compare<const N: usize>(
             workers.iter_mut().for_each(|worker| worker.send_line("go"));
             let mut round = Round::default();
             for worker in &mut workers {
-                let said = worker.expect_line("done", PATIENCE);
+                let said = worker.expect_line("done", TIMEOUT);
                 let said: Vec<f64> = said.split(' ').filter_map(|it| it.parse().ok()).collect();
                 round.reads += said[0];
                 round.writes += said[1];

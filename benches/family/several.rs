@@ -20,10 +20,10 @@ const THREADS: usize = 4;
 /// How long all three locks are held.
 const STAY: u64 = 50 * MICROSECOND;
 /// By this time after the start, the last process has received the start.
-const SOON: u64 = 50 * MILLISECOND;
+const START_DELAY: u64 = 50 * MILLISECOND;
 /// The number of turns in which scripts are loaded and connections are opened.
 const WARM_UP: usize = 50;
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     lab.put_server(Cores::Any);
@@ -174,12 +174,12 @@ fn measure(lab: &Lab, delayed: bool, kind: &str, number: usize) -> (f64, f64) {
     let args = [kind, &lab.url(delayed), &name, &length];
     let mut workers: Vec<_> = (0..PROCESSES).map(|_| Worker::spawn(ROLE, &args)).collect();
     for worker in &mut workers {
-        worker.expect_line("ready", PATIENCE);
+        worker.expect_line("ready", TIMEOUT);
     }
-    let start = (clock::now() + SOON).to_string();
+    let start = (clock::now() + START_DELAY).to_string();
     workers.iter_mut().for_each(|worker| worker.send_line(&start));
     let seen = workers.iter_mut().map(|worker| {
-        let line = worker.expect_line("turns", PATIENCE);
+        let line = worker.expect_line("turns", TIMEOUT);
         let mut numbers = line.split(' ').map(|number| number.parse::<f64>().unwrap());
         (numbers.next().unwrap(), numbers.next().unwrap())
     });

@@ -19,7 +19,7 @@ pub(crate) const ROLE: &str = "party";
 const PROCESSES: usize = 8;
 /// The time from one step to the next. A PING comes in the middle, while the other parties sleep.
 const PACE: u64 = 8 * MILLISECOND;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!(
@@ -62,12 +62,12 @@ fn steps(lab: &Lab, delayed: bool) -> (Vec<f64>, Vec<f64>) {
             let last = (at == 0).to_string();
             let args: Vec<&str> = args.iter().map(String::as_str).chain([&*last]).collect();
             let mut worker = Worker::spawn(ROLE, &args);
-            worker.expect_line("ready", PATIENCE);
+            worker.expect_line("ready", TIMEOUT);
             worker
         })
         .collect();
     workers.iter_mut().for_each(|worker| worker.send_line("go"));
-    let mut lines = workers.iter_mut().map(|worker| numbers(&worker.expect_line("at", PATIENCE)));
+    let mut lines = workers.iter_mut().map(|worker| numbers(&worker.expect_line("at", TIMEOUT)));
     let last = lines.next().unwrap();
     let (pings, arrived) = last.chunks_exact(3).map(|it| (it[0] as f64, it[1])).unzip();
     let mut awake: Vec<u64> = last.chunks_exact(3).map(|it| it[2]).collect();

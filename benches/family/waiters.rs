@@ -23,7 +23,7 @@ const WAITERS: [usize; 3] = [1, 100, 1_000];
 const TIMES: usize = 4;
 /// If the server gets no request for this time, all threads sleep.
 const QUIET: Duration = Duration::from_millis(60);
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!(
@@ -80,7 +80,7 @@ fn openings(lab: &Lab, kind: Kind, waiters: usize) -> Vec<Seen> {
     let args = [kind.name().to_owned(), lab.url(false), place, waiters.to_string()];
     let mut process = |role| {
         let mut worker = Worker::spawn(role, &args.each_ref().map(String::as_str));
-        worker.expect_line("ready", PATIENCE);
+        worker.expect_line("ready", TIMEOUT);
         worker
     };
     let [mut counter, mut crowd] = [COUNTER_ROLE, ROLE].map(&mut process);
@@ -97,10 +97,10 @@ fn openings(lab: &Lab, kind: Kind, waiters: usize) -> Vec<Seen> {
         let name = format!("bench {}", lab.next());
         close(&mut counter, &name);
         crowd.send_line(&name);
-        crowd.expect_line("waiting", PATIENCE);
+        crowd.expect_line("waiting", TIMEOUT);
         let before = when_quiet(lab);
         let opened = open(&mut counter);
-        let awake = numbers(&crowd.expect_line("awake", PATIENCE));
+        let awake = numbers(&crowd.expect_line("awake", TIMEOUT));
         let commands = lab.calls().commands - before;
         let after = |at: Option<&u64>| at.unwrap().saturating_sub(opened) as f64;
         Seen {
@@ -117,13 +117,13 @@ fn openings(lab: &Lab, kind: Kind, waiters: usize) -> Vec<Seen> {
 
 fn close(counter: &mut Worker, name: &str) {
     counter.send_line(&format!("close {name}"));
-    counter.expect_line("closed", PATIENCE);
+    counter.expect_line("closed", TIMEOUT);
 }
 
 /// Opens the latch. Returns the time just before the count-down.
 fn open(counter: &mut Worker) -> u64 {
     counter.send_line("open");
-    counter.expect_line("at", PATIENCE).parse().unwrap()
+    counter.expect_line("at", TIMEOUT).parse().unwrap()
 }
 
 /// Returns the number of all commands so far, after no command except this query has come for a

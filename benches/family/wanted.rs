@@ -23,7 +23,7 @@ pub(crate) const WAITER_ROLE: &str = "waiter that is heard";
 const LISTENS: Duration = Duration::from_millis(150);
 /// The time of a step.
 const PACE: u64 = 160 * MILLISECOND;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!(
@@ -59,18 +59,18 @@ fn steps(lab: &Lab, delayed: bool) -> Vec<[u64; 4]> {
     let args = [lab.url(delayed), format!("bench {}", lab.next()), place];
     let [mut holder, mut waiter] = [HOLDER_ROLE, WAITER_ROLE].map(|role| {
         let mut worker = Worker::spawn(role, &args.each_ref().map(String::as_str));
-        worker.expect_line("ready", PATIENCE);
+        worker.expect_line("ready", TIMEOUT);
         worker
     });
     let count = (lab.options.length.as_nanos() as u64 / PACE).max(10);
     let mut step = |_| {
         holder.send_line("hold");
-        holder.expect_line("held", PATIENCE);
+        holder.expect_line("held", TIMEOUT);
         waiter.send_line("ask");
-        let [asked, granted] = numbers(&waiter.expect_line("at", PATIENCE))[..] else {
+        let [asked, granted] = numbers(&waiter.expect_line("at", TIMEOUT))[..] else {
             panic!("two times");
         };
-        let [heard, released] = numbers(&holder.expect_line("at", PATIENCE))[..] else {
+        let [heard, released] = numbers(&holder.expect_line("at", TIMEOUT))[..] else {
             panic!("two times");
         };
         [asked, heard, released, granted]

@@ -26,7 +26,7 @@ const WARM_UP: usize = 3;
 const CHECKED: usize = 40;
 const CHECKED_INSIDE: u64 = MILLISECOND;
 /// A time limit that is much longer than a process needs to start or to get a lock.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The measured setting.
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ impl Cell {
             })
             .collect();
         for worker in &mut workers {
-            worker.expect_line("ready", PATIENCE);
+            worker.expect_line("ready", TIMEOUT);
         }
         // All processes have opened the file by now.
         Witness::remove(&witness, self.peer.places());
@@ -88,7 +88,7 @@ impl Cell {
         };
         let mut late = 0;
         for worker in &mut workers {
-            let line = worker.expect_line("done", self.length + PATIENCE);
+            let line = worker.expect_line("done", self.length + TIMEOUT);
             let mut numbers = line.split(' ').map(|number| number.parse::<u64>().unwrap());
             let mut next = || numbers.next().unwrap();
             late += next();

@@ -24,7 +24,7 @@ pub(crate) const ROLE: &str = "hand-over";
 const HOLDS: [u64; 2] = [2 * MILLISECOND, 7 * MILLISECOND];
 /// How long a thread rests after a release. At the end of the rest, the other thread has the lock.
 const REST: u64 = MILLISECOND;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Two processes pass the lock to each other again and again.
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
@@ -101,14 +101,14 @@ fn hand_overs(lab: &Lab, cores: Cores, hold: u64, peer: Peer) -> Vec<f64> {
     let args = [peer.name().to_owned(), lab.url(false), name, length, place, hold.to_string()];
     let mut workers = [(); 2].map(|()| Worker::spawn(ROLE, &args.each_ref().map(String::as_str)));
     for worker in &mut workers {
-        worker.expect_line("ready", PATIENCE);
+        worker.expect_line("ready", TIMEOUT);
     }
     for worker in &mut workers {
         worker.send_line("go");
     }
     let mut holds = Vec::new();
     for (process, worker) in workers.iter_mut().enumerate() {
-        let line = worker.expect_line("held", PATIENCE);
+        let line = worker.expect_line("held", TIMEOUT);
         holds.extend(numbers(&line).chunks_exact(3).map(|times| Held {
             asked: times[0],
             granted: times[1],

@@ -11,7 +11,7 @@ use crate::raw;
 
 pub(crate) const ROLE: &str = "round trip";
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 pub(crate) struct Figures(pub(crate) Vec<f64>);
@@ -30,7 +30,7 @@ pub(crate) fn measure(lab: &Lab, cores: Cores, pause: u64) -> Vec<f64> {
     let place = lab.machine.clients(cores).to_string();
     let args = [lab.url(false), length.to_string(), pause.to_string(), place];
     let mut worker = Worker::spawn(ROLE, &args.each_ref().map(String::as_str));
-    numbers(&worker.expect_line("took", PATIENCE)).into_iter().map(|ns| ns as f64).collect()
+    numbers(&worker.expect_line("took", TIMEOUT)).into_iter().map(|ns| ns as f64).collect()
 }
 
 pub(crate) fn work(job: &Job) {

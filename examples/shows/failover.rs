@@ -19,7 +19,7 @@ type Trouble = Box<dyn Error + Send + Sync>;
 const WORKERS: usize = 4;
 /// After the Sentinels' decision, all clients must continue within this time.
 const GOES_ON: Duration = Duration::from_secs(3);
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     let sentinels = match Sentinels::start() {
@@ -102,7 +102,7 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     // Waits for the reports of Bert and Carl, if they have not reported yet.
     let said = |story: &[Fact], who| story.iter().find(|fact| fact.who == who).map(|fact| fact.at);
     while said(&story, "bert").is_none() || said(&story, "carl").is_none() {
-        let fact = renewal_state.recv_timeout(PATIENCE)?;
+        let fact = renewal_state.recv_timeout(TIMEOUT)?;
         if fact.who != "worker" {
             story.push(fact);
         }
@@ -139,7 +139,7 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
         "\nBert's grant died with the master. {both}. A conditional write keeps that\nfrom doing harm."
     );
     let last = story.iter().filter(|fact| fact.who == "worker").map(|fact| fact.at).max();
-    let later = last.map_or(PATIENCE, |last| last.saturating_duration_since(switched));
+    let later = last.map_or(TIMEOUT, |last| last.saturating_duration_since(switched));
     println!("All {WORKERS} workers had gone on {later:.0?} after the Sentinels' decision.");
     Ok(is_held && unknown.unlock().is_err() && failed.is_empty() && later < GOES_ON)
 }
@@ -164,7 +164,7 @@ fn acknowledged(sentinels: &Sentinels) -> Result<bool, Trouble> {
     let Some(refused) = refused else { return Ok(false) };
     println!("They stand still: after {took:.0?} she has an error and no lock:\n  {refused}");
     sentinels.wait_ready();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let guard = loop {
         match lock.lock() {
             // A replica that has just come back does not count yet.
@@ -213,7 +213,7 @@ fn wait_for(
 ) -> Result<Vec<Fact>, Trouble> {
     let mut story: Vec<Fact> = Vec::new();
     while story.iter().filter(|fact| fact.who == "worker").count() < workers {
-        let fact = renewal_state.recv_timeout(PATIENCE)?;
+        let fact = renewal_state.recv_timeout(TIMEOUT)?;
         let is_new = fact.at > since && story.iter().all(|known| known.what != fact.what);
         if is_new || fact.who != "worker" {
             story.push(fact);

@@ -339,7 +339,7 @@ mod tests {
     use crate::observe::Event;
     use crate::runtime::Session;
 
-    const SOON: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     /// An observer that blocks in its first callback until the test lets it continue.
     struct Hangs {
@@ -417,12 +417,12 @@ mod tests {
         let most = MAX_EVENTS as u64;
         assert_eq!((counts.renewed, counts.left_out, counts.lost), (most + 7, 7, 1));
         go_on.send(()).unwrap();
-        let told: Vec<_> = (0..=MAX_EVENTS).map(|_| hears.recv_timeout(SOON).unwrap()).collect();
+        let told: Vec<_> = (0..=MAX_EVENTS).map(|_| hears.recv_timeout(TIMEOUT).unwrap()).collect();
         assert_eq!(told.iter().filter(|it| **it == "renewed").count(), MAX_EVENTS);
         assert_eq!(told.last(), Some(&"lost"));
         // The queue has room again.
         renewed();
-        assert_eq!(hears.recv_timeout(SOON), Ok("renewed"));
+        assert_eq!(hears.recv_timeout(TIMEOUT), Ok("renewed"));
         assert_eq!(core.snapshot().counts.left_out, 7);
     }
 }

@@ -34,7 +34,7 @@ const TELLS: &str = "400";
 /// The time for which the test waits for a Sentinel's answer, when it makes the Sentinel begin a
 /// failover or asks whether it has begun one. If the test turned to another Sentinel earlier, two
 /// failovers could begin.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// The time for which a Sentinel does nothing after it stood still for 2 s, for example because of
 /// a busy disk. The default is half a minute. If the master failed in this half minute, its
 /// replicas would be without a master for more than ten times [`DOWN_AFTER`], and the Sentinels
@@ -368,7 +368,7 @@ fn knows_all(sentinel: &Server) -> bool {
 fn is_leaving(sentinel: &Server, old: u16) -> bool {
     let question = ["SENTINEL", "MASTER", SERVICE];
     let fields: HashMap<String, String> =
-        ask_within(sentinel, &question, PATIENCE).unwrap_or_default();
+        ask_within(sentinel, &question, TIMEOUT).unwrap_or_default();
     let port = fields.get("port").and_then(|port| port.parse::<u16>().ok());
     port.is_some_and(|port| port != old)
         || fields.get("flags").is_some_and(|flags| flags.contains("failover_in_progress"))
@@ -378,7 +378,7 @@ fn is_leaving(sentinel: &Server, old: u16) -> bool {
 /// second Sentinel would begin another failover.
 fn begins(sentinel: &Server) -> bool {
     let question = ["SENTINEL", "FAILOVER", SERVICE];
-    match ask_within::<String>(sentinel, &question, PATIENCE) {
+    match ask_within::<String>(sentinel, &question, TIMEOUT) {
         Ok(_) => true,
         Err(error) => error.code() == Some("INPROG"),
     }

@@ -17,7 +17,7 @@ fn own_threads() -> Vec<String> {
 }
 
 fn wait_no_threads() {
-    wait_until("the background threads have ended", SOON, || own_threads().is_empty());
+    wait_until("the background threads have ended", TIMEOUT, || own_threads().is_empty());
 }
 
 /// The entry point of the worker processes, which run this executable with only this test.
@@ -54,13 +54,15 @@ fn the_drop_of_the_last_handle_ends_the_clients_threads() {
     let server = server();
     wait_no_threads();
     // A thread that waited for a reply would wait for a very long time.
-    let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
-    let client = builder.response_timeout(LONG).connect().unwrap();
+    let builder = Client::builder(&server.url()).watchdog_timeout(LONG_LEASE);
+    let client = builder.response_timeout(LONG_LEASE).connect().unwrap();
     // Wait, because a thread sets its own name after its start.
-    wait_until("the threads run", SOON, || own_threads().len() >= 3 || !cfg!(target_os = "linux"));
+    wait_until("the threads run", TIMEOUT, || {
+        own_threads().len() >= 3 || !cfg!(target_os = "linux")
+    });
     let lock = client.reentrant_lock("last");
     // Makes the client subscribe as well.
-    hold_as_redisson(&mut server.connection(), "last", UNIT);
+    hold_as_redisson(&mut server.connection(), "last", TIME_UNIT);
     let guard = lock.lock_owned().unwrap();
     let clone = client.clone();
     drop(client);
@@ -99,7 +101,7 @@ fn many_clients_come_and_go_and_leave_no_thread_and_no_connection() {
     }
     wait_no_threads();
     assert_eq!(holder(&mut server.connection(), "come and go"), None);
-    wait_until("the connections are closed", SOON, || connections() == before);
+    wait_until("the connections are closed", TIMEOUT, || connections() == before);
 }
 
 #[test]
@@ -133,8 +135,8 @@ fn a_process_that_drops_its_client_and_ends_leaves_nothing_held() {
         .into_iter()
         .collect();
     for worker in &mut workers {
-        worker.expect_line("dropped", SOON);
-        assert!(worker.wait_exit(SOON).success());
+        worker.expect_line("dropped", TIMEOUT);
+        assert!(worker.wait_exit(TIMEOUT).success());
     }
     let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut server.connection()).unwrap();
     assert!(left.is_empty(), "{left:?}");
@@ -147,10 +149,10 @@ fn the_end_of_a_client_waits_for_releases_without_an_answer() {
     }
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let guards: Vec<_> =
         (0..5).map(|at| client.reentrant_lock(&format!("far:{at}")).lock().unwrap()).collect();
-    proxy.set_delay(UNIT);
+    proxy.set_delay(TIME_UNIT);
     drop(guards);
     drop(client);
     // The release has arrived, although that took some time.
@@ -167,7 +169,7 @@ fn a_release_that_is_lost_right_before_the_end_is_sent_again_before_it() {
     let server = server();
     let proxy = Proxy::before(&server);
     for round in 0..10 {
-        let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+        let client = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
         let lock = client.reentrant_lock("lost");
         lock.lock().unwrap().unlock().unwrap();
         let guard = lock.lock().unwrap();
@@ -192,12 +194,14 @@ fn the_end_waits_for_no_message_of_others() {
         return;
     }
     let server = server();
-    let client = Client::builder(&server.url()).response_timeout(LONG).connect().unwrap();
+    let client = Client::builder(&server.url()).response_timeout(LONG_LEASE).connect().unwrap();
     // The client listens to two channels, but no message ever comes.
     for name in ["silent", "silent too"] {
-        hold_as_redisson(&mut server.connection(), name, LONG);
+        hold_as_redisson(&mut server.connection(), name, LONG_LEASE);
         assert!(
-            answered(|| client.reentrant_lock(name).try_lock_for(UNIT)).into_option().is_none()
+            answered(|| client.reentrant_lock(name).try_lock_for(TIME_UNIT))
+                .into_option()
+                .is_none()
         );
     }
     elsewhere(move || drop(client));
@@ -210,12 +214,12 @@ fn the_last_handle_may_be_dropped_by_an_on_lost_callback() {
         return;
     }
     let server = server();
-    let lease = UNIT * 3;
+    let lease = TIME_UNIT * 3;
     for round in 0..4 {
         // The drop must not wait for its own thread. Such a wait would take this long.
         let client = Client::builder(&server.url())
             .watchdog_timeout(lease)
-            .response_timeout(LONG)
+            .response_timeout(LONG_LEASE)
             .connect()
             .unwrap();
         let lock = client.reentrant_lock("callback");
@@ -231,17 +235,17 @@ fn the_last_handle_may_be_dropped_by_an_on_lost_callback() {
             told.store(true, Ordering::SeqCst);
         });
         if round % 2 == 1 {
-            hold_as_redisson(&mut server.connection(), "callback", LONG);
+            hold_as_redisson(&mut server.connection(), "callback", LONG_LEASE);
             let () = redis::cmd("DEL").arg("callback").query(&mut server.connection()).unwrap();
         }
         // The guard's own handle is dropped after the loss or before it.
         if round < 2 {
-            wait_until("it is lost", SOON, || !guard.is_held());
+            wait_until("it is lost", TIMEOUT, || !guard.is_held());
             drop(guard);
         } else {
             guard.forget();
         }
-        wait_until("the callback has run", SOON, || called.load(Ordering::SeqCst));
+        wait_until("the callback has run", TIMEOUT, || called.load(Ordering::SeqCst));
         wait_no_threads();
         assert_eq!(holder(&mut server.connection(), "other"), None);
     }
@@ -268,13 +272,13 @@ fn shutdown_ends_waits_and_holds_and_all_later_calls() {
         return;
     }
     let server = server();
-    at_once(|| {
+    woken_by_message(|| {
         let client = client(&server);
         let held = client.reentrant_lock("held").lock().unwrap();
         let reasons = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&reasons);
         held.on_lost(move |reason| told.lock().unwrap().push(reason));
-        hold_as_redisson(&mut server.connection(), "foreign", LONG);
+        hold_as_redisson(&mut server.connection(), "foreign", LONG_LEASE);
         let waiters: Vec<_> = ["held", "held", "foreign", "foreign"]
             .into_iter()
             .map(|name| {
@@ -292,7 +296,7 @@ fn shutdown_ends_waits_and_holds_and_all_later_calls() {
         assert_eq!(holder(&mut server.connection(), "held"), None);
         assert!(!held.is_held());
         assert_eq!(held.state(), HoldState::Lost(LostReason::ShutDown));
-        wait_until("on_lost is called", SOON, || !reasons.lock().unwrap().is_empty());
+        wait_until("on_lost is called", TIMEOUT, || !reasons.lock().unwrap().is_empty());
         assert_eq!(*reasons.lock().unwrap(), [LostReason::ShutDown]);
         wait_no_threads();
 
@@ -300,7 +304,7 @@ fn shutdown_ends_waits_and_holds_and_all_later_calls() {
         for error in [
             lock.lock().map(drop).unwrap_err(),
             lock.try_lock().map(drop).unwrap_err(),
-            lock.try_lock_for(SOON).map(drop).unwrap_err(),
+            lock.try_lock_for(TIMEOUT).map(drop).unwrap_err(),
             lock.is_locked().map(drop).unwrap_err(),
             lock.force_unlock().map(drop).unwrap_err(),
             lock.remaining_lease().map(drop).unwrap_err(),
@@ -347,7 +351,7 @@ fn a_shutdown_in_the_middle_of_contention_leaves_no_hold_and_no_waiter() {
             assert_eq!(error.kind(), ErrorKind::ShutDown, "{error}");
         }
         for name in ["one", "two"] {
-            let guard = other.reentrant_lock(name).try_lock_for(SOON).unwrap();
+            let guard = other.reentrant_lock(name).try_lock_for(TIMEOUT).unwrap();
             let holder = holder(&mut server.connection(), name);
             guard
                 .into_option()
@@ -388,10 +392,10 @@ fn the_end_of_a_client_of_a_frozen_or_absent_server_takes_a_bounded_time() {
     }
     let server = server();
     let mut names = 0;
-    for (connections, gone) in [(1, false), (CROWD, false), (CROWD, true)] {
+    for (connections, gone) in [(1, false), (MANY_THREADS, false), (MANY_THREADS, true)] {
         let client = impatient(&server.url()).connections(connections).connect().unwrap();
         // There are several holds on each connection.
-        let guards: Vec<_> = (0..CROWD * 4)
+        let guards: Vec<_> = (0..MANY_THREADS * 4)
             .map(|_| {
                 names += 1;
                 client.reentrant_lock(&format!("end:{names}")).lock().unwrap()
@@ -399,9 +403,9 @@ fn the_end_of_a_client_of_a_frozen_or_absent_server_takes_a_bounded_time() {
             .collect();
         // This makes the client subscribe, too.
         let mut redis = server.connection();
-        hold_as_redisson(&mut redis, "foreign", LONG);
+        hold_as_redisson(&mut redis, "foreign", LONG_LEASE);
         assert!(
-            answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2))
+            answered(|| client.reentrant_lock("foreign").try_lock_for(TIME_UNIT / 2))
                 .into_option()
                 .is_none()
         );
@@ -420,7 +424,7 @@ fn the_end_of_a_client_of_a_frozen_or_absent_server_takes_a_bounded_time() {
             server.resume();
         }
         // The shutdown takes up to one `response_timeout` for all connections together.
-        assert!(took < SOON, "{connections} connections, gone: {gone}: {took:?}");
+        assert!(took < TIMEOUT, "{connections} connections, gone: {gone}: {took:?}");
         wait_no_threads();
     }
 }
@@ -448,11 +452,11 @@ fn the_end_right_after_the_connections_broke_takes_no_longer_than_any_other() {
     let server = server();
     let mut redis = server.connection();
     for kind in ["normal", "pubsub", "all"] {
-        let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
-        let client = builder.response_timeout(LONG).connect().unwrap();
-        hold_as_redisson(&mut redis, "foreign", LONG);
+        let builder = Client::builder(&server.url()).watchdog_timeout(LONG_LEASE);
+        let client = builder.response_timeout(LONG_LEASE).connect().unwrap();
+        hold_as_redisson(&mut redis, "foreign", LONG_LEASE);
         assert!(
-            answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2))
+            answered(|| client.reentrant_lock("foreign").try_lock_for(TIME_UNIT / 2))
                 .into_option()
                 .is_none()
         );
@@ -477,9 +481,9 @@ fn no_thread_outlives_a_client_of_a_server_that_stays_frozen() {
     let server = server();
     let client = impatient(&server.url()).connect().unwrap();
     // The client listens, but no message ever comes.
-    hold_as_redisson(&mut server.connection(), "foreign", LONG);
+    hold_as_redisson(&mut server.connection(), "foreign", LONG_LEASE);
     assert!(
-        answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2))
+        answered(|| client.reentrant_lock("foreign").try_lock_for(TIME_UNIT / 2))
             .into_option()
             .is_none()
     );
@@ -506,14 +510,14 @@ fn permits_dropped_before_a_frozen_server_come_back_though_the_client_ends() {
     let permits: Vec<_> = (0..699).map(|_| all.split(1).unwrap()).collect();
     server.pause();
     drop((permits, all));
-    thread::sleep(UNIT);
+    thread::sleep(TIME_UNIT);
     let ending = spawn(move || client.shutdown());
     ending.wait_asleep();
     server.resume();
     ending.join();
     drop(semaphore);
     let mut redis = server.connection();
-    wait_until("all permits are back", SOON, || redis.get::<_, i64>("owed").unwrap() == 700);
+    wait_until("all permits are back", TIMEOUT, || redis.get::<_, i64>("owed").unwrap() == 700);
 }
 
 #[test]
@@ -522,7 +526,7 @@ fn a_second_shutdown_returns_when_the_first_has_ended() {
         return;
     }
     let server = server();
-    let client = impatient(&server.url()).response_timeout(SOON).connect().unwrap();
+    let client = impatient(&server.url()).response_timeout(TIMEOUT).connect().unwrap();
     let _held = client.reentrant_lock("held").lock_owned().unwrap();
     server.pause();
     let endings = [client.clone(), client].map(|client| {
@@ -547,17 +551,20 @@ fn dropping_many_guards_waits_for_no_server() {
         return;
     }
     let server = server();
-    let client = impatient(&server.url()).response_timeout(SOON).connections(1).connect().unwrap();
+    let client =
+        impatient(&server.url()).response_timeout(TIMEOUT).connections(1).connect().unwrap();
     let guards = hold_many(&client);
     server.pause();
     let begun = Instant::now();
     drop(guards);
     let took = begun.elapsed();
     server.resume();
-    assert!(took < SOON / 2, "{took:?}");
+    assert!(took < TIMEOUT / 2, "{took:?}");
     // No release is lost.
     let mut redis = server.connection();
-    wait_until("all are free", SOON, || redis::cmd("DBSIZE").query(&mut redis).unwrap_or(1) == 0);
+    wait_until("all are free", TIMEOUT, || {
+        redis::cmd("DBSIZE").query(&mut redis).unwrap_or(1) == 0
+    });
 }
 
 #[test]
@@ -566,7 +573,7 @@ fn many_releases_are_carried_out_before_the_requests_behind_them() {
         return;
     }
     let server = server();
-    let patient = Client::builder(&server.url()).watchdog_timeout(LONG);
+    let patient = Client::builder(&server.url()).watchdog_timeout(LONG_LEASE);
     let client = patient.connections(1).connect().unwrap();
     let mut redis = server.connection();
     let mut opened = || -> u64 {
@@ -607,6 +614,6 @@ fn the_end_of_a_client_that_holds_much_on_a_frozen_server_takes_a_bounded_time()
     drop(guards);
     drop(client);
     server.resume();
-    assert!(took < SOON / 2, "{took:?}");
+    assert!(took < TIMEOUT / 2, "{took:?}");
     wait_no_threads();
 }

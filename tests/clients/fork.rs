@@ -47,7 +47,7 @@ impl Child {
     /// Waits until the child has ended, and checks that it succeeded.
     fn join(mut self) {
         let mut status = None;
-        wait_until("the child ends", SOON, || {
+        wait_until("the child ends", TIMEOUT, || {
             status = waitpid_nohang(self.0).unwrap();
             status.is_some()
         });
@@ -75,19 +75,19 @@ fn use_lock<L: Lock + Debug>(lock: &L) {
     let token = CancelToken::new();
     is_forked(lock.lock());
     is_forked(lock.try_lock());
-    is_forked(lock.try_lock_for(UNIT));
+    is_forked(lock.try_lock_for(TIME_UNIT));
     is_forked(lock.lock_cancellable(&token));
     is_forked(lock.lock_within(Wait::FOREVER));
     is_forked(lock.lock_owned());
     is_forked(lock.try_lock_owned());
-    is_forked(lock.try_lock_owned_for(UNIT));
+    is_forked(lock.try_lock_owned_for(TIME_UNIT));
     is_forked(lock.lock_owned_cancellable(&token));
     is_forked(lock.lock_owned_within(Wait::FOREVER));
-    is_forked(lock.try_once_per(UNIT));
+    is_forked(lock.try_once_per(TIME_UNIT));
     is_forked(lock.with(|_| Ok::<_, Error>(())));
-    is_forked(lock.with_lease(LONG).lock());
-    is_forked(lock.with_watchdog(LONG).lock());
-    is_forked(lock.with_hold_at_least(UNIT).lock_owned());
+    is_forked(lock.with_lease(LONG_LEASE).lock());
+    is_forked(lock.with_watchdog(LONG_LEASE).lock());
+    is_forked(lock.with_hold_at_least(TIME_UNIT).lock_owned());
     is_forked(lock.non_reentrant().lock());
     is_forked(lock.unlock());
     is_forked(lock.force_unlock());
@@ -101,7 +101,7 @@ fn use_lock<L: Lock + Debug>(lock: &L) {
 fn use_guard<L: ?Sized, O>(guard: &LockGuard<L, O>) {
     assert!(!guard.is_held() && guard.remaining().is_zero());
     assert_eq!(guard.state(), HoldState::Lost(LostReason::Forked));
-    is_forked(guard.check(UNIT));
+    is_forked(guard.check(TIME_UNIT));
     guard.on_lost(|_| panic!("the parent's"));
     assert!(!guard.name().is_empty() && format!("{guard:?}").contains("Forked"));
 }
@@ -185,14 +185,14 @@ fn use_semaphores(client: &Client) {
     let semaphore = client.semaphore("semaphore");
     is_forked(semaphore.acquire());
     is_forked(semaphore.try_acquire());
-    is_forked(semaphore.try_acquire_for(UNIT));
+    is_forked(semaphore.try_acquire_for(TIME_UNIT));
     is_forked(semaphore.acquire_cancellable(&token));
-    is_forked(semaphore.acquire_within(UNIT));
+    is_forked(semaphore.acquire_within(TIME_UNIT));
     is_forked(semaphore.acquire_many(2));
     is_forked(semaphore.try_acquire_many(2));
-    is_forked(semaphore.try_acquire_many_for(2, UNIT));
+    is_forked(semaphore.try_acquire_many_for(2, TIME_UNIT));
     is_forked(semaphore.acquire_many_cancellable(2, &token));
-    is_forked(semaphore.acquire_many_within(2, UNIT));
+    is_forked(semaphore.acquire_many_within(2, TIME_UNIT));
     is_forked(semaphore.release_forgotten(2));
     is_forked(semaphore.release_forgotten_if_exists(2));
     is_forked(semaphore.available_permits());
@@ -200,27 +200,27 @@ fn use_semaphores(client: &Client) {
     is_forked(semaphore.add_permits(7));
     is_forked(semaphore.set_permits(7));
     is_forked(semaphore.try_set_permits(7));
-    is_forked(semaphore.try_set_permits_for(7, LONG));
-    is_forked(semaphore.expire(LONG));
+    is_forked(semaphore.try_set_permits_for(7, LONG_LEASE));
+    is_forked(semaphore.expire(LONG_LEASE));
     is_forked(semaphore.time_to_live());
     is_forked(semaphore.delete());
     let (expirable, id) = (client.expirable_semaphore("expirable"), PermitId::from_bytes([1; 16]));
     is_forked(expirable.acquire());
     is_forked(expirable.try_acquire());
-    is_forked(expirable.try_acquire_for(UNIT));
+    is_forked(expirable.try_acquire_for(TIME_UNIT));
     is_forked(expirable.acquire_cancellable(&token));
-    is_forked(expirable.acquire_within(UNIT));
+    is_forked(expirable.acquire_within(TIME_UNIT));
     is_forked(expirable.acquire_many(2));
     is_forked(expirable.try_acquire_many(2));
-    is_forked(expirable.try_acquire_many_for(2, UNIT));
+    is_forked(expirable.try_acquire_many_for(2, TIME_UNIT));
     is_forked(expirable.acquire_many_cancellable(2, &token));
-    is_forked(expirable.acquire_many_within(2, UNIT));
-    is_forked(expirable.with_lease(LONG).acquire());
-    is_forked(expirable.with_watchdog(LONG).acquire());
+    is_forked(expirable.acquire_many_within(2, TIME_UNIT));
+    is_forked(expirable.with_lease(LONG_LEASE).acquire());
+    is_forked(expirable.with_watchdog(LONG_LEASE).acquire());
     is_forked(expirable.release(&id));
     is_forked(expirable.try_release(&id));
     is_forked(expirable.release_many(&[id]));
-    is_forked(expirable.update_lease_time(&id, LONG));
+    is_forked(expirable.update_lease_time(&id, LONG_LEASE));
     is_forked(expirable.remaining_lease(&id));
     is_forked(expirable.available_permits());
     is_forked(expirable.acquired_permits());
@@ -228,7 +228,7 @@ fn use_semaphores(client: &Client) {
     is_forked(expirable.add_permits(7));
     is_forked(expirable.set_permits(7));
     is_forked(expirable.try_set_permits(7));
-    is_forked(expirable.expire(LONG));
+    is_forked(expirable.expire(LONG_LEASE));
     is_forked(expirable.time_to_live());
     is_forked(expirable.delete());
     assert!(!format!("{semaphore:?} {expirable:?}").is_empty());
@@ -237,13 +237,13 @@ fn use_semaphores(client: &Client) {
 fn use_latch(latch: &CountDownLatch) {
     is_forked(latch.count_down());
     is_forked(latch.wait());
-    is_forked(latch.wait_for(UNIT));
+    is_forked(latch.wait_for(TIME_UNIT));
     is_forked(latch.wait_cancellable(&CancelToken::new()));
-    is_forked(latch.wait_within(UNIT));
+    is_forked(latch.wait_within(TIME_UNIT));
     is_forked(latch.count());
     is_forked(latch.try_set_count(7));
-    is_forked(latch.try_set_count_for(7, LONG));
-    is_forked(latch.expire(LONG));
+    is_forked(latch.try_set_count_for(7, LONG_LEASE));
+    is_forked(latch.expire(LONG_LEASE));
     is_forked(latch.time_to_live());
     is_forked(latch.delete());
     assert!(!format!("{latch:?}").is_empty());
@@ -252,10 +252,10 @@ fn use_latch(latch: &CountDownLatch) {
 fn use_barrier(barrier: &CyclicBarrier) {
     is_forked(barrier.try_set_parties(2));
     is_forked(barrier.wait());
-    is_forked(barrier.wait_for(UNIT));
+    is_forked(barrier.wait_for(TIME_UNIT));
     is_forked(barrier.wait_cancellable(&CancelToken::new()));
-    is_forked(barrier.wait_within(UNIT));
-    is_forked(barrier.with_watchdog(LONG).wait());
+    is_forked(barrier.wait_within(TIME_UNIT));
+    is_forked(barrier.with_watchdog(LONG_LEASE).wait());
     is_forked(barrier.with_action(|| panic!("it has not tripped")).wait());
     is_forked(barrier.reset());
     is_forked(barrier.delete());
@@ -268,26 +268,26 @@ fn use_barrier(barrier: &CyclicBarrier) {
 fn use_election(election: &LeaderElection) {
     is_forked(election.campaign());
     is_forked(election.try_campaign());
-    is_forked(election.try_campaign_for(UNIT));
+    is_forked(election.try_campaign_for(TIME_UNIT));
     is_forked(election.try_campaign_until(std::time::Instant::now()));
     is_forked(election.campaign_cancellable(&CancelToken::new()));
-    is_forked(election.campaign_within(UNIT));
-    is_forked(election.with_watchdog(LONG).with_grace(UNIT).campaign());
+    is_forked(election.campaign_within(TIME_UNIT));
+    is_forked(election.with_watchdog(LONG_LEASE).with_grace(TIME_UNIT).campaign());
     is_forked(election.leader());
-    let mut changes = election.changes(UNIT);
+    let mut changes = election.changes(TIME_UNIT);
     is_forked(changes.next().unwrap());
     assert!(!format!("{election:?} {changes:?}").is_empty());
 }
 
 fn use_condition<L: Lock + ?Sized>(changed: &Condition, guard: &LockGuard<L>) {
     is_forked(changed.wait(guard));
-    is_forked(changed.wait_for(guard, UNIT));
+    is_forked(changed.wait_for(guard, TIME_UNIT));
     is_forked(changed.wait_cancellable(guard, &CancelToken::new()));
-    is_forked(changed.wait_within(guard, UNIT));
+    is_forked(changed.wait_within(guard, TIME_UNIT));
     is_forked(changed.wait_while(guard, || true));
-    is_forked(changed.wait_while_within(guard, UNIT, || true));
+    is_forked(changed.wait_while_within(guard, TIME_UNIT, || true));
     is_forked(changed.try_wait_while(guard, || Ok::<_, Error>(true)));
-    is_forked(changed.try_wait_while_within(guard, UNIT, || Ok::<_, Error>(true)));
+    is_forked(changed.try_wait_while_within(guard, TIME_UNIT, || Ok::<_, Error>(true)));
     is_forked(changed.notify_one());
     is_forked(changed.notify_all());
 }
@@ -320,7 +320,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     let election = client.leader_election("election");
     let leads =
         ["election", "another"].map(|name| client.leader_election(name).campaign().unwrap());
-    let mut changes = election.changes(LONG);
+    let mut changes = election.changes(LONG_LEASE);
     assert!(changes.next().unwrap().unwrap().is_some());
     let held = vec![
         Held::of(|name| client.reentrant_lock(&format!("reentrant:{name}"))),
@@ -340,7 +340,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
     // This opens a subscription, with its connection.
     assert!(elsewhere({
         let lock = lock.clone();
-        move || answered(|| lock.try_lock_for(UNIT)).into_option().is_none()
+        move || answered(|| lock.try_lock_for(TIME_UNIT)).into_option().is_none()
     }));
 
     let mut all = Some((guard, permits, leased, fenced, written, read, several, held));
@@ -378,7 +378,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
         for permit in &leased {
             assert!(!permit.is_held() && permit.remaining().is_zero());
             assert_eq!(permit.state(), HoldState::Lost(LostReason::Forked));
-            is_forked(permit.check(UNIT));
+            is_forked(permit.check(TIME_UNIT));
             permit.on_lost(|_| panic!("the parent's"));
             assert!(format!("{permit:?}").contains("Forked"));
         }
@@ -389,7 +389,7 @@ fn a_forked_child_holds_nothing_and_changes_nothing_of_its_parents() {
         drop(leased);
 
         assert!(!lead.is_leader() && lead.token().get() > 0);
-        is_forked(lead.check(UNIT));
+        is_forked(lead.check(TIME_UNIT));
         lead.on_deposed(|_| panic!("the parent's"));
         assert!(format!("{lead:?} {changes:?}").contains("Forked"));
         is_forked(lead.resign());
@@ -450,7 +450,7 @@ fn a_wait_that_forks_goes_on_in_the_parent_alone() {
     let server = server();
     let forked = Arc::<Mutex<Option<Child>>>::default();
     let forks = Client::builder(&server.url()).observer(Forks(Arc::clone(&forked)));
-    let (forks, other) = (forks.watchdog_timeout(LONG).connect().unwrap(), client(&server));
+    let (forks, other) = (forks.watchdog_timeout(LONG_LEASE).connect().unwrap(), client(&server));
     // The child ends here, and drops all that it has from its parent.
     let ends = |failed: Option<ErrorKind>| match forked.lock().unwrap().take() {
         Some(child) => child.join(),
@@ -462,7 +462,7 @@ fn a_wait_that_forks_goes_on_in_the_parent_alone() {
     let party = spawn({
         let barrier = barrier.clone();
         move || {
-            wait_until("the first party waits", SOON, || barrier.waiting().unwrap() == 1);
+            wait_until("the first party waits", TIMEOUT, || barrier.waiting().unwrap() == 1);
             barrier.wait().unwrap()
         }
     });
@@ -474,7 +474,7 @@ fn a_wait_that_forks_goes_on_in_the_parent_alone() {
     let held = other.reentrant_lock("taken").lock_owned().unwrap();
     let unlocks = spawn(move || {
         let waits = || !other.status("taken").unwrap().queue.is_empty();
-        wait_until("the other client waits", SOON, waits);
+        wait_until("the other client waits", TIMEOUT, waits);
         held.unlock().unwrap();
     });
     let outcome = forks.reentrant_lock("taken").lock();
@@ -542,7 +542,7 @@ fn children_forked_before_the_first_connect_are_clients_of_their_own() {
         .map(|at| {
             let url = server.url();
             Child::of(move || {
-                let client = Client::builder(&url).watchdog_timeout(LONG).connect().unwrap();
+                let client = Client::builder(&url).watchdog_timeout(LONG_LEASE).connect().unwrap();
                 client.reentrant_lock(&format!("child:{at}")).lock().unwrap().forget();
                 // The holds stay, so that the parent can check them.
                 process::exit(0);
@@ -600,7 +600,7 @@ fn a_child_of_a_process_that_uses_a_cluster_hangs_nowhere() {
     }
     bound();
     let cluster = Cluster::without_replicas().unwrap();
-    let client = Client::builder(&cluster.url()).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(&cluster.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
     fork_in_the_middle(&client, &cluster.url());
 }
 
@@ -621,7 +621,7 @@ fn fork_in_the_middle(client: &Client, url: &str) {
                         2 => drop(client.read_write_lock("prices").reader().lock().unwrap()),
                         3 => drop(client.fair_lock("fair").lock().unwrap()),
                         4 => drop(client.expirable_semaphore("expirable").acquire().unwrap()),
-                        _ => drop(client.leader_election("election").changes(UNIT).next()),
+                        _ => drop(client.leader_election("election").changes(TIME_UNIT).next()),
                     }
                 }
             })
@@ -674,7 +674,7 @@ fn a_wait_that_forks_in_a_crowd_ends_in_the_child() {
     let server = server();
     let forked = Arc::<Mutex<Option<Child>>>::default();
     let client = Client::builder(&server.url()).observer(ForksInTurn(Arc::clone(&forked)));
-    let client = client.watchdog_timeout(LONG).connect().unwrap();
+    let client = client.watchdog_timeout(LONG_LEASE).connect().unwrap();
     client.semaphore("semaphore").try_set_permits(1).unwrap();
     client.expirable_semaphore("expirable").try_set_permits(1).unwrap();
     type Take = fn(&Client) -> Result<(), Error>;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redlatch::{Client, HoldState, LostReason};
 use redlatch_testkit::{Proxy, Server, wait_until};
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Makes the name lead to this port.
 fn lead(name: &str, port: u16) {
@@ -41,7 +41,7 @@ fn a_client_goes_with_its_name_though_the_old_server_lives_on() {
     let kept = elsewhere.reentrant_lock("waited for").lock_owned().unwrap();
     let waiting = client.reentrant_lock("waited for");
     let waiter = std::thread::spawn(move || waiting.lock().map(drop));
-    wait_until("it waits", SOON, || {
+    wait_until("it waits", TIMEOUT, || {
         let places: u64 = redis::cmd("LLEN")
             .arg("redlatch_queue:{waited for}")
             .query(&mut old.connection())
@@ -50,9 +50,9 @@ fn a_client_goes_with_its_name_though_the_old_server_lives_on() {
     });
     lead(name, new.port());
     // The new server does not know either hold.
-    wait_until("the loss is told", SOON, || held.state() != HoldState::Held);
+    wait_until("the loss is told", TIMEOUT, || held.state() != HoldState::Held);
     assert_eq!(held.state(), HoldState::Lost(LostReason::Revoked));
-    wait_until("the waiter is in there", SOON, || waiter.is_finished());
+    wait_until("the waiter is in there", TIMEOUT, || waiter.is_finished());
     waiter.join().unwrap().unwrap();
     let before = scripts(&old);
     for at in 0..20 {
@@ -63,7 +63,7 @@ fn a_client_goes_with_its_name_though_the_old_server_lives_on() {
     kept.unlock().unwrap();
     // The name leads back to the old server.
     lead(name, old.port());
-    wait_until("the old one is used again", SOON, || {
+    wait_until("the old one is used again", TIMEOUT, || {
         let _told = client.reentrant_lock("back").lock().unwrap().unlock();
         scripts(&old) > before + 1
     });
@@ -81,7 +81,7 @@ fn another_way_to_the_same_server_changes_nothing() {
     lead(name, other.address().port());
     // The client has sent its questions to the other server twice.
     let seen = other.commands();
-    wait_until("it was met there", SOON, || other.commands() >= seen + 4);
+    wait_until("it was met there", TIMEOUT, || other.commands() >= seen + 4);
     assert_eq!(one.connections(), before);
     assert_eq!(held.state(), HoldState::Held);
     held.unlock().unwrap();
@@ -98,15 +98,15 @@ fn a_name_that_leads_to_a_replica_is_followed_once_that_is_a_master() {
     let client = Client::builder(&format!("redis://{name}")).client_tracking(false).connections(1);
     let client = client.watchdog_timeout(Duration::from_secs(60)).connect().unwrap();
     let held = client.reentrant_lock("held").lock().unwrap();
-    wait_until("the replica has it", SOON, || {
+    wait_until("the replica has it", TIMEOUT, || {
         redis::cmd("EXISTS").arg("held").query(&mut new.connection()).unwrap()
     });
     lead(name, network.address().port());
     let seen = network.commands();
-    wait_until("it was met there", SOON, || network.commands() >= seen + 4);
+    wait_until("it was met there", TIMEOUT, || network.commands() >= seen + 4);
     assert_eq!(scripts(&new), 0, "it was followed to a replica");
     let () = redis::cmd("REPLICAOF").arg(&["NO", "ONE"]).query(&mut new.connection()).unwrap();
-    wait_until("it is followed", SOON, || {
+    wait_until("it is followed", TIMEOUT, || {
         let lock = client.reentrant_lock("other");
         lock.try_lock().is_ok_and(|guard| guard.into_option().is_some()) && scripts(&new) > 0
     });

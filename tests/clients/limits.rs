@@ -10,7 +10,7 @@ use redlatch::{CancelToken, Client, Error, ErrorKind, MultiLock, Wait};
 use redlatch_testkit::{Action, Cluster, Proxy, Sentinels, Server};
 
 /// The time for which the calls may wait, and the delay that is allowed after it.
-const WAIT: Duration = UNIT;
+const WAIT: Duration = TIME_UNIT;
 const LATE: Duration = Duration::from_millis(20);
 /// The time for which a call still waits for a reply after its own limit.
 const LEAST: Duration = Duration::from_millis(50);
@@ -65,8 +65,8 @@ fn is_all_free(server: &Server) -> bool {
 
 /// Returns a client that waits long for its server. The client's connections are open.
 fn patient(url: &str) -> Client {
-    let builder = Client::builder(url).watchdog_timeout(LONG).connections(1);
-    builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap()
+    let builder = Client::builder(url).watchdog_timeout(LONG_LEASE).connections(1);
+    builder.response_timeout(TIMEOUT).connect_timeout(TIMEOUT).connect().unwrap()
 }
 
 /// Pauses a server, and makes calls until the client notices the silence. Until the client notices,
@@ -74,7 +74,7 @@ fn patient(url: &str) -> Client {
 fn hang(server: &Server, call: impl Fn(Wait<'_>) -> Result<bool, Error>) {
     server.pause();
     let noticed = || call(Wait::at_most(Duration::from_millis(1))).is_err();
-    wait_until("the silence is noticed", SOON, noticed);
+    wait_until("the silence is noticed", TIMEOUT, noticed);
 }
 
 /// A machine that is busy for a moment is not an outage. If a request for a lock gets no reply in
@@ -88,19 +88,19 @@ fn a_call_without_an_answer_ends_with_none_until_the_server_was_silent_for_a_sec
         let silent_for = |least: Duration| {
             server.resume();
             let asked_at = Instant::now();
-            answered(|| call(Wait::at_most(UNIT * 2)));
+            answered(|| call(Wait::at_most(TIME_UNIT * 2)));
             server.pause();
             thread::sleep(least);
             (call(Wait::at_most(Duration::from_millis(1))), asked_at.elapsed())
         };
-        let soon = || Some(silent_for(Duration::ZERO)).filter(|(_, took)| *took < UNIT * 9);
+        let soon = || Some(silent_for(Duration::ZERO)).filter(|(_, took)| *took < TIME_UNIT * 9);
         let (outcome, _) = (0..20).find_map(|_| soon()).expect("too slow a machine");
         assert!(matches!(outcome, Ok(false)), "{name}: {outcome:?}");
-        let error = silent_for(UNIT * 12).0.unwrap_err();
+        let error = silent_for(TIME_UNIT * 12).0.unwrap_err();
         assert!(error.is_transient(), "{name}: {error}");
         server.resume();
     }
-    wait_until("all is given back", SOON, || is_all_free(&server));
+    wait_until("all is given back", TIMEOUT, || is_all_free(&server));
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_limit_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behind() {
     let client = patient(&server.url());
     for (name, call) in calls(&client) {
         // The server knows the scripts.
-        assert_eq!(call(Wait::at_most(SOON / 100)).unwrap(), name != "latch", "{name}");
+        assert_eq!(call(Wait::at_most(TIMEOUT / 100)).unwrap(), name != "latch", "{name}");
         hang(&server, &call);
         for ends in ["after a time", "at a deadline", "at one that has passed"] {
             let has_passed = ends == "at one that has passed";
@@ -129,7 +129,7 @@ fn a_limit_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behind() {
         }
         server.resume();
     }
-    wait_until("all is given back", SOON, || is_all_free(&server));
+    wait_until("all is given back", TIMEOUT, || is_all_free(&server));
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_cancel_token_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behi
     let server = server();
     let client = patient(&server.url());
     for (name, call) in calls(&client) {
-        assert_eq!(call(Wait::at_most(SOON / 100)).unwrap(), name != "latch", "{name}");
+        assert_eq!(call(Wait::at_most(TIMEOUT / 100)).unwrap(), name != "latch", "{name}");
         server.pause();
         once_within(LATE, || {
             let token = CancelToken::new();
@@ -157,7 +157,7 @@ fn a_cancel_token_ends_every_call_to_a_server_that_hangs_and_leaves_nothing_behi
         });
         server.resume();
     }
-    wait_until("all is given back", SOON, || is_all_free(&server));
+    wait_until("all is given back", TIMEOUT, || is_all_free(&server));
 }
 
 /// The server is paused and its socket is full. With a unix socket, this happens soon.
@@ -166,8 +166,8 @@ fn neither_a_drop_nor_a_call_that_gives_up_waits_for_room_in_a_connection() {
     const NAMES: usize = 100;
     let server = server();
     // If a write waited, it would wait for longer than the test.
-    let builder = Client::builder(&server.unix_url()).watchdog_timeout(LONG * 10);
-    let client = builder.response_timeout(LONG).connections(1).connect().unwrap();
+    let builder = Client::builder(&server.unix_url()).watchdog_timeout(LONG_LEASE * 10);
+    let client = builder.response_timeout(LONG_LEASE).connections(1).connect().unwrap();
     let long = "x".repeat(4_000);
     let locks: Vec<_> =
         (0..2 * NAMES).map(|at| client.reentrant_lock(&format!("{at}{long}"))).collect();
@@ -188,7 +188,7 @@ fn neither_a_drop_nor_a_call_that_gives_up_waits_for_room_in_a_connection() {
     drop(guards);
     server.resume();
     let mut redis = server.connection();
-    wait_until("all is given back", SOON, || {
+    wait_until("all is given back", TIMEOUT, || {
         redis.keys::<_, Vec<String>>("*x").unwrap().is_empty()
     });
 }
@@ -205,7 +205,7 @@ fn waiters_whose_limits_end_together_return_none_if_their_leader_was_answered() 
     let pool = client.semaphore("none");
     for _ in 0..3 {
         // At this time the connection has been silent for more than a second.
-        let until = Instant::now() + UNIT * 15;
+        let until = Instant::now() + TIME_UNIT * 15;
         let calls: Vec<_> = (0..CALLS)
             .map(|_| {
                 let pool = pool.clone();
@@ -255,7 +255,7 @@ fn a_call_that_ends_while_it_reads_for_others_leaves_the_reading_to_one_of_them(
             assert!(holder(&mut server.connection(), &format!("others:{round}:{at}")).is_some());
             drop(guard);
         }
-        wait_free(&server, "the reader's", SOON);
+        wait_free(&server, "the reader's", TIMEOUT);
     }
 }
 
@@ -263,10 +263,10 @@ fn a_call_that_ends_while_it_reads_for_others_leaves_the_reading_to_one_of_them(
 fn a_call_that_was_answered_once_ends_with_none_and_not_with_an_error() {
     let server = server();
     let client = patient(&server.url());
-    hold_as_redisson(&mut server.connection(), "held", LONG);
+    hold_as_redisson(&mut server.connection(), "held", LONG_LEASE);
     let lock = client.reentrant_lock("held");
     let waiter = spawn(move || {
-        lock.try_lock_for(BEFORE_A_QUESTION * 5).map(|it| it.into_option().is_some())
+        lock.try_lock_for(MIN_POLL_INTERVAL * 5).map(|it| it.into_option().is_some())
     });
     wait_subscribed(&server, &channel("held"));
     waiter.wait_queued();
@@ -298,7 +298,7 @@ fn a_limit_ends_a_call_whose_connection_is_to_be_opened() {
     other.wait_asleep();
     proxy.thaw();
     other.join();
-    wait_free(&server, "reopened", SOON);
+    wait_free(&server, "reopened", TIMEOUT);
 }
 
 /// The server refuses a key of the wrong type, and the client then queries the type. Even if a
@@ -317,7 +317,7 @@ fn a_wrong_type_is_an_error_even_if_the_limit_ends_the_question_for_it() {
         let token = token.clone();
         spawn(move || lock.lock_within(Wait::FOREVER.cancelled_by(&token)).map(drop).unwrap_err())
     };
-    proxy.wait_fired(1, SOON);
+    proxy.wait_fired(1, TIMEOUT);
     token.cancel();
     let error = waiter.join();
     assert!(error.kind().is_server_trouble(), "{error}");
@@ -343,7 +343,7 @@ fn ends_in_time(client: &Client, server: &Server, hangs: bool) {
     if hangs {
         server.resume();
     }
-    wait_free(server, "hangs", SOON);
+    wait_free(server, "hangs", TIMEOUT);
 }
 
 #[test]
@@ -356,7 +356,7 @@ fn a_limit_ends_a_call_to_a_server_of_a_cluster_that_hangs() {
 #[test]
 fn a_limit_ends_a_call_to_a_master_of_sentinels_that_hangs() {
     bound();
-    let sentinels = Sentinels::builder().down_after(LONG).start().unwrap();
+    let sentinels = Sentinels::builder().down_after(LONG_LEASE).start().unwrap();
     ends_in_time(&patient(&sentinels.url()), sentinels.master(), true);
 }
 
@@ -367,7 +367,8 @@ fn a_limit_ends_a_call_that_no_replica_acknowledges() {
     let server = server();
     // The server knows the script.
     drop(client(&server).reentrant_lock("hangs").lock().unwrap());
-    let builder = Client::builder(&server.url()).watchdog_timeout(LONG).response_timeout(LONG);
+    let builder =
+        Client::builder(&server.url()).watchdog_timeout(LONG_LEASE).response_timeout(LONG_LEASE);
     let client = builder.replica_acks(1, WAIT * 10).connections(1).connect().unwrap();
     ends_in_time(&client, &server, false);
 }
@@ -379,7 +380,7 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
         return;
     }
     let server = server();
-    let builder = Client::builder(&server.url()).watchdog_timeout(LONG).connections(1);
+    let builder = Client::builder(&server.url()).watchdog_timeout(LONG_LEASE).connections(1);
     let client = builder.failover_timeout(Duration::ZERO).connect().unwrap();
     let names = ["limited", "also limited", "unlimited"];
     let locks = names.map(|name| client.reentrant_lock(name));
@@ -392,7 +393,7 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
         let (starts, also) = (Arc::clone(&starts), Arc::clone(&starts));
         let limited = spawn(move || {
             starts.wait();
-            limited.try_lock_for(LONG).map(drop)
+            limited.try_lock_for(LONG_LEASE).map(drop)
         });
         let unlimited = spawn(move || {
             also.wait();
@@ -403,7 +404,7 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
     let kill = ["KILL", "TYPE", "normal"];
     redis::cmd("CLIENT").arg(&kill).exec(&mut server.connection()).unwrap();
     let error = without_room_for_threads(|| {
-        let error = own.try_lock_for(LONG).map(drop).unwrap_err();
+        let error = own.try_lock_for(LONG_LEASE).map(drop).unwrap_err();
         starts.wait();
         let (limited, unlimited) = others;
         // The limited call may also succeed, over the connection that the unlimited call has
@@ -418,8 +419,8 @@ fn a_limited_call_without_a_thread_to_connect_on_fails_and_leaves_the_way_free_f
     assert_eq!(error.name(), Some("limited"), "{error:#}");
     assert!(error.is_transient(), "{error:#}");
     assert!(format!("{error:#}").contains("Resource temporarily unavailable"), "{error:#}");
-    names.iter().for_each(|name| wait_free(&server, name, SOON));
-    assert!(own.try_lock_for(LONG).unwrap().into_option().is_some());
+    names.iter().for_each(|name| wait_free(&server, name, TIMEOUT));
+    assert!(own.try_lock_for(LONG_LEASE).unwrap().into_option().is_some());
 }
 
 /// A call that ends at its limit leaves a request that removes its queue entry. The client repeats
@@ -433,17 +434,17 @@ fn a_new_connection_does_not_repeat_the_answered_give_ups_of_cut_calls() {
     let proxy = Proxy::before(&server);
     let client = impatient(&proxy.url()).connect().unwrap();
     let lock = client.reentrant_lock("l");
-    proxy.set_delay(UNIT / 4);
+    proxy.set_delay(TIME_UNIT / 4);
     for _ in 0..CALLS {
-        let _cut = lock.try_lock_for(UNIT / 10);
+        let _cut = lock.try_lock_for(TIME_UNIT / 10);
     }
     proxy.set_delay(Duration::ZERO);
     drop(lock.lock().unwrap());
     let before = Commands::so_far(&server).scripts();
     for _ in 0..BREAKS {
         assert!(proxy.cut_all() > 0);
-        wait_until("it is connected again", SOON, || lock.lock().is_ok());
-        thread::sleep(UNIT);
+        wait_until("it is connected again", TIMEOUT, || lock.lock().is_ok());
+        thread::sleep(TIME_UNIT);
     }
     let sent = Commands::so_far(&server).scripts() - before;
     assert!(sent < CALLS * BREAKS / 2, "{sent} scripts for {CALLS} calls and {BREAKS} breaks");

@@ -45,7 +45,7 @@ impl Heard {
     }
 
     fn wait_for(&self, what: &str) -> Line {
-        wait_until(what, SOON, || self.lines().iter().any(|line| line.what.starts_with(what)));
+        wait_until(what, TIMEOUT, || self.lines().iter().any(|line| line.what.starts_with(what)));
         self.lines().into_iter().find(|line| line.what.starts_with(what)).unwrap()
     }
 }
@@ -86,7 +86,7 @@ impl Observer for Heard {
 
 fn builder(server: &Server) -> ClientBuilder {
     // With tracking, the server might report a forced unlock first, as a revoked hold.
-    Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false)
+    Client::builder(&server.url()).watchdog_timeout(LONG_LEASE).client_tracking(false)
 }
 
 fn observed(server: &Server) -> (Client, Heard) {
@@ -104,11 +104,11 @@ fn a_wait_and_a_hold_are_reported_once_each_and_a_re_entry_is_not() {
     assert_eq!(heard.taken(), ["waits", "has Free"]);
     drop(again);
     assert!(heard.lines().is_empty(), "a level is left");
-    std::thread::sleep(UNIT);
+    std::thread::sleep(TIME_UNIT);
     guard.unlock().unwrap();
     let [line] = &heard.lines()[..] else { panic!("{:?}", heard.lines()) };
     assert_eq!((&*line.what, &*line.name, line.kind), ("released", "orders", Kind::ReentrantLock));
-    assert!(line.time >= UNIT && line.time < SOON, "{line:?}");
+    assert!(line.time >= TIME_UNIT && line.time < TIMEOUT, "{line:?}");
 }
 
 /// The thread holds the lock all the time.
@@ -139,8 +139,9 @@ fn a_re_entry_that_outlasts_an_outage_is_not_reported_either() {
 fn a_wait_that_begins_in_an_outage_is_reported_during_it() {
     let server = server();
     let (proxy, heard) = (Proxy::before(&server), Heard::default());
-    let client =
-        Client::builder(&proxy.url()).failover_timeout(LONG).observer(Box::new(heard.clone()));
+    let client = Client::builder(&proxy.url())
+        .failover_timeout(LONG_LEASE)
+        .observer(Box::new(heard.clone()));
     let client = client.connect().unwrap();
     let semaphore = client.semaphore("tools");
     assert!(semaphore.try_set_permits(1).unwrap());
@@ -169,20 +170,20 @@ fn a_grant_is_reported_as_from_another_process_or_from_another_thread() {
     let server = server();
     let (other, (client, heard)) = (client(&server), observed(&server));
     // If the thread sent a request at the moment of the release, the test tries again.
-    wait_until("the lock is handed on", SOON, || {
+    wait_until("the lock is handed on", TIMEOUT, || {
         let held = other.reentrant_lock("orders").lock().unwrap();
         let lock = client.reentrant_lock("orders");
         let waits = spawn(move || lock.lock().map(drop).unwrap());
         wait_in_line(&server, "orders", 1);
-        std::thread::sleep(UNIT);
+        std::thread::sleep(TIME_UNIT);
         held.unlock().unwrap();
         waits.join();
         let acquired = heard.lines()[1].clone();
-        assert!(acquired.time >= UNIT, "{acquired:?}");
+        assert!(acquired.time >= TIME_UNIT, "{acquired:?}");
         heard.taken() == ["waits", "has HandedOn", "released"]
     });
     // Threads of a process pass the lock on only for some milliseconds.
-    wait_until("the lock is passed", SOON, || {
+    wait_until("the lock is passed", TIMEOUT, || {
         let threads: Vec<_> = (0..2)
             .map(|_| {
                 let lock = client.reentrant_lock("here");
@@ -209,12 +210,12 @@ fn a_wait_that_ends_without_the_lock_says_why() {
     assert_eq!(heard.taken(), ["waits", "gave up None"]);
     // A call that got no reply ends for another reason.
     loop {
-        match if_answered(lock.try_lock_for(UNIT).map(Taken)) {
+        match if_answered(lock.try_lock_for(TIME_UNIT).map(Taken)) {
             None => drop(heard.taken()),
             Some(got) => break assert!(got.into_option().is_none()),
         }
     }
-    assert!(heard.lines()[1].time >= UNIT, "{:?}", heard.lines());
+    assert!(heard.lines()[1].time >= TIME_UNIT, "{:?}", heard.lines());
     assert_eq!(heard.taken(), ["waits", "gave up None"]);
     let token = CancelToken::new();
     let waits = spawn({
@@ -301,8 +302,8 @@ fn as_many_permits_end_as_were_acquired_in_what_is_heard_and_in_the_counts() {
     sums_are((3, 2, 0));
     pool.release(&permits[0].id()).unwrap();
     sums_are((3, 3, 0));
-    let ends = pool.with_lease(UNIT).acquire_many(2).unwrap();
-    wait_until("both are lost", SOON, || {
+    let ends = pool.with_lease(TIME_UNIT).acquire_many(2).unwrap();
+    wait_until("both are lost", TIMEOUT, || {
         heard.lines().iter().filter(|line| line.what.starts_with("lost")).count() == 2
     });
     drop(ends);
@@ -342,7 +343,7 @@ fn a_thread_that_waits_on_a_condition_has_left_the_lock() {
     let lock = client.reentrant_lock("orders");
     let guard = lock.lock().unwrap();
     // The wait is so long that the thread first releases the lock.
-    assert!(lock.condition("arrived").wait_for(&guard, UNIT * 10).unwrap().timed_out());
+    assert!(lock.condition("arrived").wait_for(&guard, TIME_UNIT * 10).unwrap().timed_out());
     guard.unlock().unwrap();
     assert_eq!(heard.taken(), ["waits", "has Free", "released", "waits", "has Free", "released"]);
 }
@@ -357,9 +358,9 @@ fn a_loss_is_reported_with_its_reason_and_is_no_release() {
     heard.wait_for("lost");
     assert!(guard.unlock().is_err());
     assert_eq!(heard.taken(), ["waits", "has Free", "lost ForceUnlocked"]);
-    let ends = client.fair_lock("short").with_lease(UNIT).lock().unwrap();
+    let ends = client.fair_lock("short").with_lease(TIME_UNIT).lock().unwrap();
     let lost = heard.wait_for("lost");
-    assert!(lost.time < SOON && lost.kind == Kind::FairLock && lost.name == "short", "{lost:?}");
+    assert!(lost.time < TIMEOUT && lost.kind == Kind::FairLock && lost.name == "short", "{lost:?}");
     drop(ends);
     let kept = client.reentrant_lock("kept").lock().unwrap();
     client.shutdown();
@@ -373,20 +374,20 @@ fn renewals_are_reported_with_the_time_left_and_so_are_an_outage_and_its_end() {
     let server = server();
     let (proxy, heard) = (Proxy::before(&server), Heard::default());
     let client = Client::builder(&proxy.url())
-        .watchdog_timeout(RENEWED)
-        .response_timeout(IMPATIENT)
-        .connect_timeout(IMPATIENT)
+        .watchdog_timeout(SHORT_LEASE)
+        .response_timeout(SHORT_TIMEOUT)
+        .connect_timeout(SHORT_TIMEOUT)
         .observer(heard.clone())
         .connect()
         .unwrap();
     let guard = client.reentrant_lock("orders").lock().unwrap();
     let renewed = heard.wait_for("renewed");
-    assert!(renewed.time > Duration::ZERO && renewed.time < RENEWED, "{renewed:?}");
+    assert!(renewed.time > Duration::ZERO && renewed.time < SHORT_LEASE, "{renewed:?}");
     assert_eq!((renewed.kind, &*renewed.name), (Kind::ReentrantLock, "orders"));
     proxy.refuse();
     proxy.cut_all();
     let failed = heard.wait_for("not renewed");
-    assert!(failed.name == "orders" && failed.time < RENEWED, "{failed:?}");
+    assert!(failed.name == "orders" && failed.time < SHORT_LEASE, "{failed:?}");
     proxy.accept();
     let back = heard.wait_for("reconnected");
     assert_eq!((back.kind, back.name), (Kind::Server, proxy.address().to_string()));
@@ -416,7 +417,7 @@ fn a_panic_of_an_observer_harms_no_caller_and_no_other_observer() {
         let (sender, lost) = std::sync::mpsc::channel();
         guard.on_lost(move |reason| sender.send(reason).unwrap());
         assert!(lock.force_unlock().unwrap());
-        assert_eq!(lost.recv_timeout(SOON), Ok(LostReason::ForceUnlocked));
+        assert_eq!(lost.recv_timeout(TIMEOUT), Ok(LostReason::ForceUnlocked));
         heard.wait_for("lost");
         assert_eq!(heard.taken(), ["waits", "has Free", "lost ForceUnlocked"]);
     }
@@ -431,7 +432,7 @@ fn now(client: &Client) -> (Vec<String>, Vec<String>) {
         format!("{} {:?} {} {thread}", it.name, it.kind, it.levels)
     });
     let waiting = waiting.iter().map(|it| {
-        assert!(it.waited >= UNIT && it.waited < SOON * 2, "{it:?}");
+        assert!(it.waited >= TIME_UNIT && it.waited < TIMEOUT * 2, "{it:?}");
         format!("{} {:?} {}", it.name, it.kind, it.thread.as_deref().unwrap_or("-"))
     });
     let (mut held, mut waiting): (Vec<_>, Vec<_>) = (held.collect(), waiting.collect());
@@ -467,7 +468,7 @@ fn a_snapshot_has_what_is_held_and_waited_for_and_counts_what_was() {
             drop((guards, read, owned, permits));
         }
     });
-    holds.recv_timeout(SOON).unwrap();
+    holds.recv_timeout(TIMEOUT).unwrap();
     let all = [
         "orders ReentrantLock 2 worker",
         "owned FairLock 1 -",
@@ -476,9 +477,12 @@ fn a_snapshot_has_what_is_held_and_waited_for_and_counts_what_was() {
         "permits ExpirableSemaphore 1 -",
     ];
     assert_eq!(now(&client).0, all);
-    wait_until("the wait is listed", SOON, || now(&client).1 == ["busy ReentrantLock worker"]);
+    wait_until("the wait is listed", TIMEOUT, || now(&client).1 == ["busy ReentrantLock worker"]);
     let Snapshot { counts, held, servers, .. } = client.snapshot();
-    assert!(held.iter().all(|it| it.left > LONG / 2 && it.left <= LONG && it.held < SOON));
+    assert!(
+        held.iter()
+            .all(|it| it.left > LONG_LEASE / 2 && it.left <= LONG_LEASE && it.held < TIMEOUT)
+    );
     assert_eq!((counts.acquired, counts.gave_up, counts.released), (5, 0, 0), "{counts:?}");
     let [server_state] = &servers[..] else { panic!("{servers:?}") };
     assert_eq!(server_state.address, format!("127.0.0.1:{}", server.port()));
@@ -493,7 +497,7 @@ fn a_snapshot_has_what_is_held_and_waited_for_and_counts_what_was() {
     assert!(client.reentrant_lock("orders").force_unlock().is_ok());
     let lost = client.reentrant_lock("orders").lock().unwrap();
     assert!(client.reentrant_lock("orders").force_unlock().unwrap());
-    wait_until("the loss is counted", SOON, || client.snapshot().counts.lost == 1);
+    wait_until("the loss is counted", TIMEOUT, || client.snapshot().counts.lost == 1);
     assert!(lost.unlock().is_err());
     assert_eq!(client.snapshot().counts.released, 5);
     drop(busy);
@@ -524,7 +528,7 @@ fn a_snapshot_has_the_place_of_each_thread_among_those_of_its_process() {
                 _ => own.reentrant_lock(name).lock_cancellable(&token).is_err(),
             };
             waits.push(thread.spawn(waiting).unwrap());
-            wait_until("it is listed", SOON, || places(&client).len() == at + 1);
+            wait_until("it is listed", TIMEOUT, || places(&client).len() == at + 1);
         }
         let expected = |threads: &[&str]| {
             let threads = threads.iter().map(|it| (*it).to_owned()).zip(0..);
@@ -533,7 +537,7 @@ fn a_snapshot_has_the_place_of_each_thread_among_those_of_its_process() {
         assert_eq!(places(&client), expected(&["0", "1", "2"]), "{name}");
         // The second thread becomes the first in the queue, and each thread behind it moves up.
         tokens[0].cancel();
-        wait_until("it has gone", SOON, || places(&client) == expected(&["1", "2"]));
+        wait_until("it has gone", TIMEOUT, || places(&client) == expected(&["1", "2"]));
         tokens.iter().for_each(CancelToken::cancel);
         waits.into_iter().for_each(|wait| assert!(wait.join().unwrap()));
         assert!(places(&client).is_empty());
@@ -546,8 +550,8 @@ fn a_leader_is_listed_during_an_outage_too() {
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url())
-        .response_timeout(IMPATIENT)
-        .connect_timeout(IMPATIENT)
+        .response_timeout(SHORT_TIMEOUT)
+        .connect_timeout(SHORT_TIMEOUT)
         .connect()
         .unwrap();
     proxy.refuse();
@@ -557,7 +561,7 @@ fn a_leader_is_listed_during_an_outage_too() {
         let (lock, token) = (client.reentrant_lock("orders"), token.clone());
         move || lock.lock_cancellable(&token).map(drop).unwrap_err().kind()
     });
-    wait_until("it is listed", SOON, || !client.snapshot().waiting.is_empty());
+    wait_until("it is listed", TIMEOUT, || !client.snapshot().waiting.is_empty());
     token.cancel();
     assert_eq!(waits.join(), ErrorKind::Cancelled);
 }

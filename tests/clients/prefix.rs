@@ -47,7 +47,7 @@ fn footprint(server: &Server, one: &Client, other: &Client, before: &str) -> Vec
     // A holder subscribes when it has held something for 100 ms.
     wait_subscribed(server, &format!("redisson_lock__channel:{{redlatch:{}}}", one.id()));
     let mut redis = server.connection();
-    wait_until("it waits for the fair lock", SOON, || {
+    wait_until("it waits for the fair lock", TIMEOUT, || {
         let key = "redisson_lock_queue:{shop:fair}";
         redis::cmd("LLEN").arg(key).query::<u64>(&mut redis).unwrap() == 1
     });
@@ -103,10 +103,10 @@ fn a_lock_goes_from_a_client_with_the_prefix_to_one_that_writes_it_and_back() {
         for (first, next) in [(with, without), (without, with)] {
             std::thread::scope(|scope| {
                 let guard = first.lock().unwrap();
-                let waiter =
-                    scope.spawn(|| next.try_lock_for(LONG / 2).unwrap().into_option().is_some());
+                let waiter = scope
+                    .spawn(|| next.try_lock_for(LONG_LEASE / 2).unwrap().into_option().is_some());
                 let queue = || client.status(with.name()).unwrap().queue;
-                wait_until("it waits", SOON, || queue().len() == 1);
+                wait_until("it waits", TIMEOUT, || queue().len() == 1);
                 guard.unlock().unwrap();
                 assert!(waiter.join().unwrap(), "{} did not come", next.name());
             });
@@ -116,10 +116,15 @@ fn a_lock_goes_from_a_client_with_the_prefix_to_one_that_writes_it_and_back() {
     // under the key with the prefix.
     let guard = with.reentrant_lock("orders").lock().unwrap();
     assert!(
-        without.reentrant_lock("shop:orders").try_lock_for(UNIT).unwrap().into_option().is_none()
+        without
+            .reentrant_lock("shop:orders")
+            .try_lock_for(TIME_UNIT)
+            .unwrap()
+            .into_option()
+            .is_none()
     );
     guard.unlock().unwrap();
-    wait_free(&server, "shop:orders", SOON);
+    wait_free(&server, "shop:orders", TIMEOUT);
 }
 
 /// The names in the observed events.
@@ -174,7 +179,7 @@ fn people_read_the_name_without_the_prefix() {
     let lost = guard.unlock().unwrap_err();
     assert_eq!(lost.name(), Some("orders"));
     assert!(lost.to_string().starts_with("\"orders\": "), "{lost}");
-    wait_until("the loss is told", SOON, || heard.0.lock().unwrap().len() == 3);
+    wait_until("the loss is told", TIMEOUT, || heard.0.lock().unwrap().len() == 3);
     assert_eq!(*heard.0.lock().unwrap(), ["orders", "ids", "orders"]);
 }
 

@@ -41,7 +41,7 @@ fn a_status_names_the_holder_and_the_queue_in_its_order_with_their_processes() {
     }
     let asked_again =
         || watcher.status("orders").unwrap().queue.iter().all(|it| it.waited.is_some());
-    wait_until("both have asked again", SOON, asked_again);
+    wait_until("both have asked again", TIMEOUT, asked_again);
     let status = watcher.status("orders").unwrap();
     assert_eq!(status.kind, StatusKind::Lock);
     let [held] = &status.holders[..] else { panic!("{status:?}") };
@@ -49,19 +49,21 @@ fn a_status_names_the_holder_and_the_queue_in_its_order_with_their_processes() {
         held.owner.as_str().starts_with(holder.id()) && !held.shared && held.levels == 1,
         "{held:?}"
     );
-    assert!(held.left > LONG / 2 && held.left <= LONG, "{held:?}");
+    assert!(held.left > LONG_LEASE / 2 && held.left <= LONG_LEASE, "{held:?}");
     assert_eq!(held.process.as_ref().unwrap().pid(), Some(std::process::id()), "{held:?}");
     assert!(held.process.as_ref().unwrap().host().is_some(), "{held:?}");
     assert_eq!(status.queue.len(), 2, "{status:?}");
     for (client, waiter) in waiting.iter().zip(&status.queue) {
         assert!(waiter.owner.as_str().starts_with(client.id()), "{status:?}");
-        assert!(waiter.waited.unwrap() < SOON * 2, "{waiter:?}");
+        assert!(waiter.waited.unwrap() < TIMEOUT * 2, "{waiter:?}");
         assert_eq!(waiter.process.as_ref().unwrap().pid(), Some(std::process::id()));
     }
     guard.unlock().unwrap();
     threads.into_iter().for_each(Running::join);
     // A dropped guard's release is sent after the drop has returned.
-    wait_until("the name is free", SOON, || seen(&watcher, "orders") == (StatusKind::Free, [0; 3]));
+    wait_until("the name is free", TIMEOUT, || {
+        seen(&watcher, "orders") == (StatusKind::Free, [0; 3])
+    });
 }
 
 #[test]
@@ -109,13 +111,13 @@ fn each_kind_is_known_by_its_keys() {
     let fair = one.fair_lock("fair").lock().unwrap();
     let lock = watcher.fair_lock("fair");
     let second = spawn(move || lock.lock().map(drop).unwrap());
-    wait_until("it waits", SOON, || seen(&watcher, "fair") == (StatusKind::FairLock, [1, 1, 0]));
+    wait_until("it waits", TIMEOUT, || seen(&watcher, "fair") == (StatusKind::FairLock, [1, 1, 0]));
 
     let shelves = one.read_write_lock("shelves");
     let reading = shelves.reader().lock().unwrap();
     let lock = watcher.read_write_lock("shelves").writer().clone();
     let writer = spawn(move || lock.lock().map(drop).unwrap());
-    wait_until("it waits", SOON, || {
+    wait_until("it waits", TIMEOUT, || {
         seen(&watcher, "shelves") == (StatusKind::ReadWriteLock, [1, 1, 0])
     });
     let status = watcher.status("shelves").unwrap();
@@ -129,18 +131,20 @@ fn each_kind_is_known_by_its_keys() {
     let status = watcher.status("permits").unwrap();
     assert_eq!((status.kind, status.value), (StatusKind::ExpirableSemaphore, Some(2)));
     assert_eq!(status.holders[0].owner, permit.id().into());
-    assert!(status.holders[0].left <= LONG, "{status:?}");
+    assert!(status.holders[0].left <= LONG_LEASE, "{status:?}");
     let process = status.holders[0].process.as_ref().unwrap();
     assert_eq!(process.pid(), Some(std::process::id()));
 
     let semaphore = one.semaphore("slots");
     let taker = spawn(move || semaphore.acquire().map(drop).unwrap());
-    wait_until("it waits", SOON, || seen(&watcher, "slots") == (StatusKind::Semaphore, [0, 0, 1]));
+    wait_until("it waits", TIMEOUT, || {
+        seen(&watcher, "slots") == (StatusKind::Semaphore, [0, 0, 1])
+    });
 
     let latch = one.count_down_latch("ready");
     assert!(latch.try_set_count(2).unwrap());
     let opened = spawn(move || latch.wait().unwrap());
-    wait_until("it waits", SOON, || {
+    wait_until("it waits", TIMEOUT, || {
         seen(&watcher, "ready") == (StatusKind::CountDownLatch, [0, 0, 1])
     });
     assert_eq!(watcher.status("ready").unwrap().value, Some(2));
@@ -171,7 +175,7 @@ fn redissons_holder_is_named_and_its_process_if_its_connection_is() {
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
-    hold_as_redisson(&mut redis, "java", LONG);
+    hold_as_redisson(&mut redis, "java", LONG_LEASE);
     let status = client.status("java").unwrap();
     assert_eq!(status.holders[0].owner.as_str(), FOREIGN);
     assert_eq!(status.holders[0].process, None);
@@ -227,7 +231,7 @@ fn what_redisson_or_another_program_wrote_is_read_as_they_mean_it() {
     let writer = other.strip_suffix(":write").unwrap();
     assert_eq!(holders, [(writer, false, 1, false), (FOREIGN, true, 2, true)]);
 
-    hold_as_redisson(&mut redis, "java", LONG);
+    hold_as_redisson(&mut redis, "java", LONG_LEASE);
     let () = redis.set("redisson_lock_token:{java}", "no number").unwrap();
     let status = client.status("java").unwrap();
     assert_eq!((status.kind, status.token), (StatusKind::Lock, None));
@@ -294,8 +298,8 @@ fn a_long_queue_is_cut_and_takes_the_server_little_time() {
 fn in_a_cluster_a_status_comes_from_the_server_of_its_name() {
     bound();
     let cluster = Cluster::without_replicas().expect("a cluster to test on");
-    let [holder, watcher] =
-        [(); 2].map(|()| Client::builder(&cluster.url()).watchdog_timeout(LONG).connect().unwrap());
+    let [holder, watcher] = [(); 2]
+        .map(|()| Client::builder(&cluster.url()).watchdog_timeout(LONG_LEASE).connect().unwrap());
     for name in ["orders", "{shop}:orders", "stock", "invoices"] {
         let guard = holder.reentrant_lock(name).lock().unwrap();
         let status = watcher.status(name).unwrap();
@@ -331,7 +335,9 @@ fn all_that_is_held_or_waited_for_is_listed_and_nothing_else() {
         let semaphore = one.semaphore(name);
         spawn(move || semaphore.acquire().map(drop).unwrap())
     });
-    wait_until("they wait", SOON, || slots.iter().all(|name| seen(&watcher, name).1 == [0, 0, 1]));
+    wait_until("they wait", TIMEOUT, || {
+        slots.iter().all(|name| seen(&watcher, name).1 == [0, 0, 1])
+    });
     let listed = |pattern: &str| {
         let all = watcher.statuses(pattern).unwrap();
         all.into_iter().map(|status| status.name).collect::<Vec<_>>()
@@ -365,7 +371,7 @@ fn a_hold_is_ended_for_its_owner_alone_and_the_next_waiter_has_the_lock() {
         let [first, second] = locks;
         let guard = first.lock().unwrap();
         let waiter = spawn(move || second.lock().map(drop).unwrap());
-        wait_until("it waits", SOON, || watcher.status("orders").unwrap().queue.len() == 1);
+        wait_until("it waits", TIMEOUT, || watcher.status("orders").unwrap().queue.len() == 1);
         let status = watcher.status("orders").unwrap();
         let owner = &status.holders[0].owner;
         let permit = PermitId::from_bytes([7; 16]).into();
@@ -378,11 +384,11 @@ fn a_hold_is_ended_for_its_owner_alone_and_the_next_waiter_has_the_lock() {
         assert!(watcher.release_owner("orders", owner).unwrap(), "{kind}");
         waiter.join();
         assert!(!watcher.release_owner("orders", owner).unwrap(), "{kind}");
-        wait_until("the loss is told", SOON, || !guard.is_held());
+        wait_until("the loss is told", TIMEOUT, || !guard.is_held());
         drop(guard);
         redis::cmd("FLUSHALL").exec(&mut redis).unwrap();
     }
-    hold_as_redisson(&mut redis, "java", LONG);
+    hold_as_redisson(&mut redis, "java", LONG_LEASE);
     assert!(watcher.release_owner("java", &parsed(FOREIGN)).unwrap());
     assert_eq!(seen(&watcher, "java"), (StatusKind::Free, [0; 3]));
 }
@@ -397,7 +403,7 @@ fn a_permit_is_taken_from_its_owner_and_a_holder_that_another_program_wrote_is_a
     assert!(watcher.release_owner("slots", &owner).unwrap());
     assert_eq!(slots.available_permits().unwrap(), 1);
     assert!(!watcher.release_owner("slots", &owner).unwrap());
-    wait_until("the loss is told", SOON, || !permit.is_held());
+    wait_until("the loss is told", TIMEOUT, || !permit.is_held());
 
     let mut redis = server.connection();
     let () = redis.zadd("{slots}:timeout", "nobody", i64::MAX / 1_024).unwrap();
@@ -416,11 +422,11 @@ fn the_next_holder_has_a_token_if_none_was_given_out_before_a_hold_is_ended() {
     let server = server();
     let (one, watcher) = (client(&server), client(&server));
     let mut redis = server.connection();
-    hold_as_redisson(&mut redis, "java", LONG);
+    hold_as_redisson(&mut redis, "java", LONG_LEASE);
     let () = redis.set("redisson_lock_token:{java}", 0).unwrap();
     let lock = one.fenced_lock("java");
     let waiter = spawn(move || lock.lock().unwrap().token().get());
-    wait_until("it waits", SOON, || watcher.status("java").unwrap().queue.len() == 1);
+    wait_until("it waits", TIMEOUT, || watcher.status("java").unwrap().queue.len() == 1);
     wait_hearing(&server, 1);
     let status = watcher.status("java").unwrap();
     assert_eq!((status.kind, status.token), (StatusKind::FencedLock, None));
@@ -437,7 +443,7 @@ fn a_fair_waiter_that_comes_while_a_hold_is_ended_has_the_lock_then() {
     let proxy = Proxy::before(&server);
     let (other, steady) = (client(&server), client(&server));
     let watcher = Client::connect(&proxy.url()).unwrap();
-    hold_as_redisson(&mut server.connection(), "fair", LONG);
+    hold_as_redisson(&mut server.connection(), "fair", LONG_LEASE);
     let (sends, sent) = mpsc::channel();
     let (goes, go) = mpsc::channel();
     let go = Mutex::new(go);
@@ -457,7 +463,7 @@ fn a_fair_waiter_that_comes_while_a_hold_is_ended_has_the_lock_then() {
         let _guard = fair.lock().unwrap();
         let _ended = has_looked.recv();
     });
-    wait_until("it waits", SOON, || steady.status("fair").unwrap().queue.len() == 1);
+    wait_until("it waits", TIMEOUT, || steady.status("fair").unwrap().queue.len() == 1);
     // A script skips an entry whose process has not subscribed yet. That process soon sends another
     // request.
     wait_hearing(&server, 1);

@@ -29,7 +29,7 @@ impl Losses {
 
     #[track_caller]
     fn wait(&self) {
-        wait_until("on_lost is called", SOON, || !self.so_far().is_empty());
+        wait_until("on_lost is called", TIMEOUT, || !self.so_far().is_empty());
         assert_eq!(self.so_far(), [LostReason::Revoked]);
     }
 }
@@ -100,7 +100,7 @@ const KINDS: [Kind; 8] = [
 ];
 
 fn untracked(server: &Server) -> ClientBuilder {
-    Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false)
+    Client::builder(&server.url()).watchdog_timeout(LONG_LEASE).client_tracking(false)
 }
 
 /// The number of keys that the server tracks.
@@ -112,7 +112,7 @@ fn tracked(server: &Server) -> u64 {
 
 #[track_caller]
 fn wait_tracked(server: &Server, keys: u64) {
-    wait_until(&format!("{keys} keys are tracked"), SOON, || tracked(server) == keys);
+    wait_until(&format!("{keys} keys are tracked"), TIMEOUT, || tracked(server) == keys);
 }
 
 /// A proxy that counts its client's queries of keys.
@@ -218,7 +218,7 @@ fn of_many_holds_exactly_those_that_are_gone_are_reported_lost() {
     let ids: Vec<Vec<u8>> = redis.zrange("{pool}:timeout", 0, 99).unwrap();
     let () = redis.zrem("{pool}:timeout", ids).unwrap();
     let lost = || pool.iter().filter(|held| !held.losses.so_far().is_empty()).count();
-    wait_until("a hundred permits are lost", SOON, || lost() == 100);
+    wait_until("a hundred permits are lost", TIMEOUT, || lost() == 100);
     // The client gets the report of this change over the same connection as the earlier messages,
     // so it has read them before this report.
     let () = redis.del("lock 1").unwrap();
@@ -236,11 +236,11 @@ fn of_many_holds_exactly_those_that_are_gone_are_reported_lost() {
 fn ones_own_renewals_and_other_keys_tell_nothing() {
     let server = server();
     let counting = Counting::before(&server);
-    let client = counted(&counting.proxy, RENEWED);
+    let client = counted(&counting.proxy, SHORT_LEASE);
     let held = Held::lock(&client, "renewed");
     wait_tracked(&server, 1);
     let mut redis = server.connection();
-    wait_until("it was renewed four times", SOON, || {
+    wait_until("it was renewed four times", TIMEOUT, || {
         let () = redis.set("another key", 1).unwrap();
         let () = redis.del("another key").unwrap();
         Commands::so_far(&server).of("pexpire") > 4
@@ -264,16 +264,16 @@ fn a_short_hold_costs_no_command_and_no_connection() {
         so_far.of("client|tracking") + so_far.of("subscribe")
     };
     // On a busy machine a hold may last for long. If so, the test tries again with a new client.
-    wait_until("all were short", SOON, || {
+    wait_until("all were short", TIMEOUT, || {
         let short = watched(&server, LEASE).reentrant_lock("short");
         let (before, begun, mut longest) = (listens(), Instant::now(), Duration::ZERO);
-        while begun.elapsed() < UNIT * 5 {
+        while begun.elapsed() < TIME_UNIT * 5 {
             let taken = Instant::now();
             short.lock().unwrap().unlock().unwrap();
             longest = longest.max(taken.elapsed());
         }
-        assert!(longest >= UNIT / 2 || listens() == before, "{longest:?}");
-        longest < UNIT / 2
+        assert!(longest >= TIME_UNIT / 2 || listens() == before, "{longest:?}");
+        longest < TIME_UNIT / 2
     });
     // No thread waits here, but the client still notices the loss.
     let held = Held::lock(&client, "short");
@@ -297,7 +297,7 @@ fn a_released_hold_is_not_asked_for_nor_the_hold_after_it() {
         let begun = Instant::now();
         hold(&client).release().unwrap();
         wait_tracked(&server, 0);
-        if begun.elapsed() < UNIT {
+        if begun.elapsed() < TIME_UNIT {
             assert_eq!(counting.asked() - before, 1, "{kind}");
         }
     }
@@ -318,7 +318,7 @@ fn a_hold_that_is_given_back_while_it_is_asked_for_is_not_lost() {
         proxy.on_request("HEXISTS", Action::HoldReply);
         // This change takes no hold away.
         let () = redis.pexpire("asked", 300_000).unwrap();
-        proxy.wait_fired(fired + 1, SOON);
+        proxy.wait_fired(fired + 1, TIMEOUT);
         held.release().unwrap();
         let next = again.then(|| held!(lock.lock().unwrap(), unlock));
         let scripts = Commands::so_far(&server).scripts();
@@ -346,7 +346,7 @@ fn an_answer_about_an_earlier_hold_does_nothing_to_the_next() {
     let scripts = Commands::so_far(&server).scripts();
     proxy.on_request("HEXISTS", Action::HoldReply);
     let () = server.connection().del("next").unwrap();
-    proxy.wait_fired(1, SOON);
+    proxy.wait_fired(1, TIMEOUT);
     // A release finds the loss before the reply to the query comes.
     assert_eq!(earlier.release().unwrap_err().kind(), ErrorKind::LeaseLost);
     let next = Held::lock(&client, "next");
@@ -405,7 +405,7 @@ fn a_key_that_changes_all_the_time_is_asked_for_now_and_then() {
         });
         let (before, begun) = (counting.asked(), Instant::now());
         // A fixed time must pass here, because no event shows the end of the wait.
-        thread::sleep(UNIT * 35);
+        thread::sleep(TIME_UNIT * 35);
         let (asked, windows) = (counting.asked() - before, begun.elapsed().as_secs() as usize + 2);
         changes.store(false, Ordering::SeqCst);
         assert!((10..=10 * windows).contains(&asked), "{asked} in {windows} s");
@@ -427,9 +427,9 @@ fn a_server_that_tracks_few_keys_tells_of_all_and_is_not_flooded() {
     let client = counted(&counting.proxy, LEASE);
     let begun = Instant::now();
     let held: Vec<_> = (0..20).map(|at| Held::lock(&client, &format!("few {at}"))).collect();
-    wait_until("all are asked for", SOON, || counting.asked() >= 20);
+    wait_until("all are asked for", TIMEOUT, || counting.asked() >= 20);
     // A fixed time must pass here, because no event shows the end of the wait.
-    thread::sleep(UNIT * 20);
+    thread::sleep(TIME_UNIT * 20);
     let (asked, windows) = (counting.asked(), begun.elapsed().as_secs() as usize + 2);
     assert!(asked <= 20 * 10 * windows, "{asked} in {windows} s");
     assert!(held.iter().all(|held| held.losses.so_far().is_empty()));
@@ -468,7 +468,7 @@ fn without_tracking_a_loss_is_found_by_the_next_renewal() {
     let server = server();
     let mut user = User::new(&server, "plain");
     user.set(&["-client"]);
-    let lease = RENEWED;
+    let lease = SHORT_LEASE;
     let builder = |url: &str| Client::builder(url).watchdog_timeout(lease);
     let renamed = ["CLIENT", "HELLO"]
         .map(|command| Server::with_args(&["--rename-command", command, ""]).expect("a server"));
@@ -483,7 +483,7 @@ fn without_tracking_a_loss_is_found_by_the_next_renewal() {
         let other = untracked(server).connect().unwrap();
         let held = Held::lock(&client, "plain");
         // Waits work as usual, and the waiters get the message of a release.
-        at_once(|| {
+        woken_by_message(|| {
             let theirs = other.reentrant_lock("waited for").lock().unwrap();
             let lock = client.reentrant_lock("waited for");
             let waiting = spawn(move || lock.lock().unwrap().unlock().unwrap());
@@ -508,14 +508,14 @@ fn a_server_that_hangs_up_on_unknown_commands_is_not_asked_again_and_again() {
     let proxy = Proxy::before(&server);
     let says_hello = |command: &[u8]| contains(command, "HELLO");
     proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, says_hello);
-    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let other = untracked(&server).connect().unwrap();
     let held = Held::lock(&client, "kept");
     let theirs = other.reentrant_lock("waited for").lock().unwrap();
     let lock = client.reentrant_lock("waited for");
     let waiting = spawn(move || lock.lock().unwrap().unlock().unwrap());
     let mut redis = server.connection();
-    wait_until("it listens", SOON, || {
+    wait_until("it listens", TIMEOUT, || {
         let mut channels = redis::cmd("PUBSUB");
         let own = channels.arg("CHANNELS").arg("redisson_lock__channel:{redlatch:*");
         own.query::<Vec<String>>(&mut redis).unwrap().len() == 1

@@ -25,7 +25,7 @@ fn an_empty_name_is_an_error_of_each_call_that_needs_the_server() {
     let errors = [
         lock.lock().map(drop).unwrap_err(),
         lock.try_lock().map(drop).unwrap_err(),
-        lock.try_lock_for(SOON).map(drop).unwrap_err(),
+        lock.try_lock_for(TIMEOUT).map(drop).unwrap_err(),
         lock.try_lock_until(Instant::now()).map(drop).unwrap_err(),
         lock.lock_cancellable(&CancelToken::new()).map(drop).unwrap_err(),
         lock.with(|_| Ok(())).unwrap_err(),
@@ -70,14 +70,14 @@ fn every_other_name_works() {
     for name in names {
         let (mine, theirs) = (one.reentrant_lock(name), other.reentrant_lock(name));
         assert_eq!(mine.name(), name);
-        at_once(|| {
+        woken_by_message(|| {
             let guard = mine.lock().unwrap();
             assert!(holder(&mut server.connection(), name).is_some());
             // A thread can also wait for the lock.
             let theirs = theirs.clone();
             let waiter = spawn(move || {
                 theirs
-                    .try_lock_for(SOON)
+                    .try_lock_for(TIMEOUT)
                     .unwrap()
                     .into_option()
                     .expect("it is released")
@@ -127,7 +127,7 @@ fn a_lease_below_a_millisecond_or_of_ages_is_an_error() {
         let errors = [
             lock.lock().map(drop).unwrap_err(),
             lock.try_lock().map(drop).unwrap_err(),
-            lock.try_lock_for(SOON).map(drop).unwrap_err(),
+            lock.try_lock_for(TIMEOUT).map(drop).unwrap_err(),
         ];
         for error in errors {
             assert_eq!(error.kind(), ErrorKind::Config, "{lease:?}: {error}");
@@ -155,7 +155,7 @@ fn a_lease_between_works() {
             let late = error.to_string().contains("before the reply was read");
             assert!(late || error.kind() == ErrorKind::LeaseLost, "{error}");
         }
-        wait_free(&server, "lease", SOON);
+        wait_free(&server, "lease", TIMEOUT);
     }
     let lock = client.reentrant_lock("lease").with_lease(Duration::from_millis(10_u64.pow(13)));
     let guard = lock.lock().unwrap();
@@ -164,7 +164,7 @@ fn a_lease_between_works() {
     assert!(left > Duration::from_millis(10_u64.pow(13) / 10 * 9), "{left:?}");
     // The waiters of this lock sleep no longer than other waiters.
     let other = Client::connect(&server.url()).unwrap().reentrant_lock("lease");
-    assert!(answered(|| other.try_lock_for(UNIT)).into_option().is_none());
+    assert!(answered(|| other.try_lock_for(TIME_UNIT)).into_option().is_none());
     // A fraction of a millisecond is ignored.
     let odd = client.reentrant_lock("odd").with_lease(Duration::from_micros(1_500_900));
     let guards = (guard, odd.lock().unwrap());
@@ -177,11 +177,11 @@ fn waits_of_nothing_and_of_ages_work() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let lock = other.reentrant_lock("wait");
-    for wait in [Duration::ZERO, Duration::from_nanos(1), SOON, Duration::MAX] {
+    for wait in [Duration::ZERO, Duration::from_nanos(1), TIMEOUT, Duration::MAX] {
         works_with(answered(|| lock.try_lock_for(wait)));
     }
     works_with(answered(|| lock.try_lock_until(Instant::now())));
-    at_once(|| {
+    woken_by_message(|| {
         let guard = one.reentrant_lock("wait").lock().unwrap();
         for wait in [Duration::ZERO, Duration::from_nanos(1), Duration::from_micros(1)] {
             assert!(answered(|| lock.try_lock_for(wait)).into_option().is_none());
@@ -211,7 +211,7 @@ fn a_thread_may_nest_a_lock_deeply() {
     let guards: Vec<_> = (0..20_000).map(|_| lock.lock().unwrap()).collect();
     assert_eq!(lock.hold_count(), 20_000);
     drop(guards);
-    wait_free(&server, "deep", SOON);
+    wait_free(&server, "deep", TIMEOUT);
 }
 
 // Settings that are out of range.
@@ -261,11 +261,11 @@ fn settings_at_their_limits_work() {
     let client =
         Client::builder(&url).watchdog_timeout(Duration::from_millis(10)).connect().unwrap();
     let lock = client.reentrant_lock("shortest");
-    let until = Instant::now() + UNIT * 3;
+    let until = Instant::now() + TIME_UNIT * 3;
     while Instant::now() < until {
         match lock.lock() {
             Ok(guard) => {
-                thread::sleep(UNIT / 4);
+                thread::sleep(TIME_UNIT / 4);
                 let _ = guard.unlock();
             }
             // The lease was over before the thread got it, several times in a row.
@@ -313,8 +313,10 @@ fn a_url_that_is_none_is_an_error_of_the_setting() {
 #[test]
 fn tls_is_used_or_said_to_be_missing() {
     bound();
-    let error =
-        Client::builder("rediss://127.0.0.1:1/").connect_timeout(UNIT * 5).connect().unwrap_err();
+    let error = Client::builder("rediss://127.0.0.1:1/")
+        .connect_timeout(TIME_UNIT * 5)
+        .connect()
+        .unwrap_err();
     let said = error.to_string();
     if cfg!(feature = "tls") {
         assert!(error.kind().is_server_trouble(), "{said}");
@@ -339,7 +341,7 @@ fn an_absent_server_is_said_so_soon() {
         "redis+unix:///nowhere/at/all.sock".to_owned(),
         "redis://nowhere.invalid/".to_owned(),
     ] {
-        let builder = Client::builder(&url).connect_timeout(UNIT * 10);
+        let builder = Client::builder(&url).connect_timeout(TIME_UNIT * 10);
         let error = builder.connect().unwrap_err();
         assert!(error.kind().is_server_trouble(), "{url}: {error}");
         assert!(error.to_string().contains("no connection"), "{error}");
@@ -348,7 +350,7 @@ fn an_absent_server_is_said_so_soon() {
         assert!(error.is_transient() && !error.outcome_unknown());
         shows_no_secret(&error);
     }
-    assert!(begun.elapsed() < SOON);
+    assert!(begun.elapsed() < TIMEOUT);
 }
 
 /// Asserts that the error and its causes do not show the password.
@@ -453,7 +455,7 @@ fn use_all(client: &Client) -> Vec<(&'static str, Result<(), Error>)> {
     let expirable = client.expirable_semaphore("expirable");
     let waited = || {
         let guard = lock.lock()?;
-        let _ = lock.condition("condition").wait_for(&guard, UNIT)?;
+        let _ = lock.condition("condition").wait_for(&guard, TIME_UNIT)?;
         guard.unlock()
     };
     let counted = || {
@@ -524,7 +526,7 @@ fn a_unix_socket_does_as_well() {
     let (one, other) = (Client::connect(&server.unix_url()).unwrap(), client(&server));
     // Each client wakes the other client in turn, so each client also subscribes.
     for (releases, waits) in [(&one, &other), (&other, &one)] {
-        at_once(|| {
+        woken_by_message(|| {
             let guard = releases.reentrant_lock("socket").lock().unwrap();
             let lock = waits.reentrant_lock("socket");
             let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
@@ -603,7 +605,7 @@ fn connect_says_that_a_server_is_no_redis() {
             error.kind() == ErrorKind::Protocol || error.kind().is_server_trouble(),
             "{shown:?}: {error}"
         );
-        assert!(begun.elapsed() < SOON, "{shown:?}");
+        assert!(begun.elapsed() < TIMEOUT, "{shown:?}");
     }
     let impostor = Impostor::answering(Some(b"HTTP/1.1 400 Bad Request\r\n\r\n"));
     let error = Client::connect(&impostor.url()).unwrap_err();
@@ -618,12 +620,12 @@ fn connect_says_in_time_that_a_server_never_answers() {
     bound();
     let impostor = Impostor::answering(None);
     let begun = Instant::now();
-    let error = impatient(&impostor.url()).response_timeout(LONG).connect().unwrap_err();
+    let error = impatient(&impostor.url()).response_timeout(LONG_LEASE).connect().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ResponseTimeout, "{error}");
     assert!(error.to_string().contains("connect_timeout"), "{error}");
     let took = begun.elapsed();
     // A client without this timeout would wait for the response timeout, or for ever.
-    assert!(took >= IMPATIENT && took < SOON, "{took:?}");
+    assert!(took >= SHORT_TIMEOUT && took < TIMEOUT, "{took:?}");
 }
 
 #[test]

@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use redlatch::{Attempt, Error, NotTaken};
 
-use super::{SOON, wait_until};
+use super::{TIMEOUT, wait_until};
 
 /// Returns the result of a call whose limit is so short that the reply may come too late on a busy
 /// machine. Repeats the call until a reply comes in time.
 #[track_caller]
 pub(crate) fn answered<T>(call: impl Fn() -> Result<T, Error>) -> T {
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + TIMEOUT;
     loop {
         match call() {
             Err(error) if is_unanswered(&error) && Instant::now() < until => {}
@@ -24,7 +24,7 @@ pub(crate) fn answered<T>(call: impl Fn() -> Result<T, Error>) -> T {
 pub(crate) fn refused<T>(call: impl Fn() -> Result<T, Error>) -> Error {
     let refused = || call().err().filter(|error| !is_unanswered(error));
     let mut error = None;
-    wait_until("it is refused", SOON, || {
+    wait_until("it is refused", TIMEOUT, || {
         error = refused();
         error.is_some()
     });

@@ -6,7 +6,7 @@ use redis::Commands as _;
 use redlatch_testkit::Server;
 
 use super::keys::hold_as;
-use super::{LONG, SOON, wait_until};
+use super::{LONG_LEASE, TIMEOUT, wait_until};
 
 /// Returns the channel of a name without braces.
 pub(crate) fn channel(name: &str) -> String {
@@ -17,7 +17,7 @@ pub(crate) fn channel(name: &str) -> String {
 #[track_caller]
 pub(crate) fn wait_subscribed(server: &Server, channel: &str) {
     let mut connection = server.connection();
-    wait_until(&format!("somebody listens to {channel:?}"), SOON, || {
+    wait_until(&format!("somebody listens to {channel:?}"), TIMEOUT, || {
         let (_, listeners): (String, u64) =
             redis::cmd("PUBSUB").arg("NUMSUB").arg(channel).query(&mut connection).unwrap();
         listeners > 0
@@ -29,7 +29,7 @@ pub(crate) fn wait_subscribed(server: &Server, channel: &str) {
 #[track_caller]
 pub(crate) fn wait_deaf(server: &Server, channel: &str) {
     let mut connection = server.connection();
-    wait_until(&format!("nobody listens to {channel:?}"), SOON, || {
+    wait_until(&format!("nobody listens to {channel:?}"), TIMEOUT, || {
         let (_, listeners): (String, u64) =
             redis::cmd("PUBSUB").arg("NUMSUB").arg(channel).query(&mut connection).unwrap();
         listeners == 0
@@ -45,7 +45,7 @@ pub(crate) fn own_channel(owner: &str) -> String {
 #[track_caller]
 pub(crate) fn wait_hearing(server: &Server, clients: usize) {
     let mut redis = server.connection();
-    wait_until("they hear", SOON, || {
+    wait_until("they hear", TIMEOUT, || {
         let channels: Vec<String> = redis::cmd("PUBSUB")
             .arg("CHANNELS")
             .arg("redisson_lock__channel:{redlatch:*")
@@ -66,11 +66,11 @@ pub(crate) fn wait_read(server: &Server, owner: &str, release: impl FnOnce()) {
     let stray = format!("{}:777777", owner.split_once(':').unwrap().0);
     let names: Vec<_> = (0..32).map(|at| format!("stray {number} {at}")).collect();
     for name in &names {
-        hold_as(&mut redis, name, &stray, LONG);
+        hold_as(&mut redis, name, &stray, LONG_LEASE);
         let message = format!("grant 777777 0 2000 lock,0,0,0 0 {name}");
         let heard: u64 = redis.publish(own_channel(&stray), message).unwrap();
         assert_eq!(heard, 1);
     }
     release();
-    wait_until("it is read", SOON, || redis.exists::<_, usize>(&names).unwrap() < names.len());
+    wait_until("it is read", TIMEOUT, || redis.exists::<_, usize>(&names).unwrap() < names.len());
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Commands as _, Connection};
 use redlatch_testkit::Server;
 
-use super::{SOON, wait_until};
+use super::{TIMEOUT, wait_until};
 
 /// Returns the owner in the lock's hash, with its count. There must be only one owner.
 pub(crate) fn holder(connection: &mut Connection, name: &str) -> Option<(String, String)> {
@@ -27,7 +27,7 @@ pub(crate) fn pttl(connection: &mut Connection, name: &str) -> i64 {
 pub(crate) fn wait_renewed(server: &Server, name: &str) {
     let mut redis = server.connection();
     let mut left = pttl(&mut redis, name);
-    wait_until(&format!("{name:?} is renewed"), SOON, || {
+    wait_until(&format!("{name:?} is renewed"), TIMEOUT, || {
         let before = std::mem::replace(&mut left, pttl(&mut redis, name));
         assert!(left > 0, "{name:?} is gone");
         left > before
@@ -43,7 +43,7 @@ pub(crate) fn wait_all_renewed<'a>(held: impl IntoIterator<Item = (&'a Server, S
         (redis, name, left)
     };
     let mut waited_for: Vec<_> = held.into_iter().map(last).collect();
-    wait_until("all are renewed", SOON, || {
+    wait_until("all are renewed", TIMEOUT, || {
         waited_for.retain_mut(|(redis, name, left)| {
             let before = std::mem::replace(left, pttl(redis, name));
             assert!(*left > 0, "{name:?} is gone");
@@ -92,7 +92,7 @@ pub(crate) fn wait_in_line(server: &Server, name: &str, places: u64) {
         format!("redlatch_queue:{{{name}}}")
     };
     let mut connection = server.connection();
-    wait_until(&format!("{places} stand in line for {name:?}"), SOON, || {
+    wait_until(&format!("{places} stand in line for {name:?}"), TIMEOUT, || {
         let length: u64 = redis::cmd("LLEN").arg(&key).query(&mut connection).unwrap();
         length >= places
     });

@@ -29,19 +29,19 @@ pub(crate) use threads::*;
 pub(crate) use users::*;
 
 /// The unit of every short lease and wait in the tests. Increase it for a slow machine.
-pub(crate) const UNIT: Duration = Duration::from_millis(100);
+pub(crate) const TIME_UNIT: Duration = Duration::from_millis(100);
 /// The time limit for an event that should come at once.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 /// A lease whose end a test can wait for. At least two thirds of it remain at any time, so it is
 /// renewed in time even on a machine that stands still for nearly two seconds.
-pub(crate) const RENEWED: Duration = Duration::from_millis(30 * UNIT.as_millis() as u64);
+pub(crate) const SHORT_LEASE: Duration = Duration::from_millis(30 * TIME_UNIT.as_millis() as u64);
 /// A lease that does not end during a test.
-pub(crate) const LONG: Duration = Duration::from_secs(60);
+pub(crate) const LONG_LEASE: Duration = Duration::from_secs(60);
 /// A time that is shorter than the pause between two requests of a waiter. A waiter for a lock
 /// sends its next request after 0.8 s at the earliest (`POLL` in `ask/entry.rs`), and any other
 /// waiter after 4 s. So if a waiter gets its grant within this time after its last request, a
 /// message woke it.
-pub(crate) const BEFORE_A_QUESTION: Duration = Duration::from_millis(700);
+pub(crate) const MIN_POLL_INTERVAL: Duration = Duration::from_millis(700);
 
 /// Starts a server for the calling test, and [sets a time limit](bound) for the test. If there is
 /// no server program, the test kit ends the process with a message.
@@ -57,7 +57,7 @@ pub(crate) fn unbounded_server() -> Server {
 
 /// Returns a client with leases that do not end during a test.
 pub(crate) fn client(server: &Server) -> Client {
-    Client::builder(&server.url()).watchdog_timeout(LONG).connect().unwrap()
+    Client::builder(&server.url()).watchdog_timeout(LONG_LEASE).connect().unwrap()
 }
 
 /// Returns a client with this watchdog timeout.
@@ -67,21 +67,21 @@ pub(crate) fn watched(server: &Server, lease: Duration) -> Client {
 
 /// An impatient client's wait for a reply or connection. This time is longer than a busy machine
 /// stands still.
-pub(crate) const IMPATIENT: Duration = Duration::from_millis(15 * UNIT.as_millis() as u64);
+pub(crate) const SHORT_TIMEOUT: Duration = Duration::from_millis(15 * TIME_UNIT.as_millis() as u64);
 
 /// Returns the settings of a client that waits briefly for replies, and never waits for an
 /// unreachable server.
 pub(crate) fn impatient(url: &str) -> ClientBuilder {
     Client::builder(url)
-        .watchdog_timeout(LONG)
-        .response_timeout(IMPATIENT)
-        .connect_timeout(IMPATIENT)
+        .watchdog_timeout(LONG_LEASE)
+        .response_timeout(SHORT_TIMEOUT)
+        .connect_timeout(SHORT_TIMEOUT)
         .failover_timeout(Duration::ZERO)
 }
 
-/// A number of threads that is large enough: if they waited for [`IMPATIENT`] one after the other,
-/// they would take more than four times [`SOON`].
-pub(crate) const CROWD: usize = 60;
+/// A number of threads that is large enough: if they waited for [`SHORT_TIMEOUT`] one after the
+/// other, they would take more than four times [`TIMEOUT`].
+pub(crate) const MANY_THREADS: usize = 60;
 
 /// Returns a client that connects through a proxy, with one open connection. The server has the
 /// scripts that `warm_up` uses.
@@ -117,8 +117,8 @@ pub(crate) fn contains(bytes: &[u8], part: &str) -> bool {
 /// Asserts that in these rounds a message wakes the waiter before its next request. Each round must
 /// be shorter than the pause before the waiter's next request.
 #[track_caller]
-pub(crate) fn at_once(mut round: impl FnMut()) {
-    once_within(BEFORE_A_QUESTION, || {
+pub(crate) fn woken_by_message(mut round: impl FnMut()) {
+    once_within(MIN_POLL_INTERVAL, || {
         let begun = Instant::now();
         round();
         begun.elapsed()
@@ -130,7 +130,7 @@ pub(crate) fn at_once(mut round: impl FnMut()) {
 #[track_caller]
 pub(crate) fn once_within(bound: Duration, mut round: impl FnMut() -> Duration) {
     let (since, mut took) = (Instant::now(), Vec::new());
-    while since.elapsed() < SOON {
+    while since.elapsed() < TIMEOUT {
         took.push(round());
         if took.last() < Some(&bound) {
             return;

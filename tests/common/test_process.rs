@@ -17,7 +17,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::{spawn, thread_names};
 
 /// The time limit for a test. A test that takes longer counts as hanging.
-const LIMIT: Duration = Duration::from_secs(90);
+const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 
 thread_local! {
     /// The sender is dropped when the test's thread ends, which is the end of the test.
@@ -34,7 +34,7 @@ pub(crate) fn bound() {
     }
     let (sender, ended) = mpsc::channel::<()>();
     thread::spawn(move || {
-        if ended.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
+        if ended.recv_timeout(TEST_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             let mut threads = BTreeMap::<_, usize>::new();
             thread_names().into_iter().for_each(|name| *threads.entry(name).or_default() += 1);
             // The test harness would keep the output of `eprintln!` until the end of the test.

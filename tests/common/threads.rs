@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use super::{SOON, UNIT, wait_until};
+use super::{TIME_UNIT, TIMEOUT, wait_until};
 
 /// A thread of a test. `join` passes its panic on to the test.
 pub(crate) struct Running<T> {
@@ -48,14 +48,14 @@ impl<T> Running<T> {
     fn wait_still(&self, sleeps: impl Fn(u64) -> Option<u64>, has_ended: impl Fn() -> bool) {
         let mut since = Instant::now();
         let mut last = None;
-        wait_until("the thread sleeps", SOON, || {
+        wait_until("the thread sleeps", TIMEOUT, || {
             assert!(!has_ended(), "the thread has ended and does not wait");
             let seen = sleeps(self.id);
             if seen.is_none() || seen != last {
                 last = seen;
                 since = Instant::now();
             }
-            since.elapsed() > UNIT / 10
+            since.elapsed() > TIME_UNIT / 10
         });
     }
 
@@ -64,7 +64,7 @@ impl<T> Running<T> {
     }
 
     pub(crate) fn join(self) -> T {
-        wait_until("the thread ends", SOON, || self.handle.is_finished());
+        wait_until("the thread ends", TIMEOUT, || self.handle.is_finished());
         self.handle.join().unwrap_or_else(|panic| resume_unwind(panic))
     }
 }
@@ -77,7 +77,7 @@ pub(crate) fn elsewhere<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'st
 /// Waits until this process's threads of this name (its first 15 characters) have nothing to do:
 /// they sleep, and not for a reply. Only for a test that has its own process.
 pub(crate) fn wait_idle(name: &str) {
-    wait_until(&format!("{name} has nothing to do"), SOON, || {
+    wait_until(&format!("{name} has nothing to do"), TIMEOUT, || {
         let mut named = tasks().filter(|(_, thread)| thread == name).map(|(id, _)| id);
         named.all(|id| sleeps_in_line(id).is_some())
     });
@@ -126,7 +126,7 @@ fn thread_number() -> u64 {
 /// This system does not show whether a thread sleeps, so a pause must be enough.
 #[cfg(not(target_os = "linux"))]
 fn sleeps(_thread: u64) -> Option<u64> {
-    thread::sleep(UNIT);
+    thread::sleep(TIME_UNIT);
     Some(0)
 }
 

@@ -42,7 +42,7 @@ fn each_wait_hold_and_loss_is_counted_under_its_kind_and_the_label_of_its_name()
     recorder.install().unwrap();
     let label = |name: &str| name.split(':').next().unwrap().to_owned();
     let client = Client::builder(&server.url())
-        .watchdog_timeout(RENEWED)
+        .watchdog_timeout(SHORT_LEASE)
         .client_tracking(false)
         .observer(MetricsObserver::new().named_by(label))
         .connect()
@@ -56,12 +56,12 @@ fn each_wait_hold_and_loss_is_counted_under_its_kind_and_the_label_of_its_name()
     let kind = "kind=ReentrantLock";
     assert_eq!(seen.look()[&format!("held {kind} name=orders")], 1.0);
     let renewed = format!("renewal.time_left {kind} outcome=Renewed name=orders");
-    wait_until("it is renewed", SOON, || seen.look().contains_key(&renewed));
+    wait_until("it is renewed", TIMEOUT, || seen.look().contains_key(&renewed));
     guard.unlock().unwrap();
     let lost = client.reentrant_lock("orders:2").lock().unwrap();
     assert!(client.reentrant_lock("orders:2").force_unlock().unwrap());
     let losses = format!("losses {kind} outcome=ForceUnlocked name=orders");
-    wait_until("the loss is told", SOON, || seen.look().contains_key(&losses));
+    wait_until("the loss is told", TIMEOUT, || seen.look().contains_key(&losses));
     client.count_down_latch("latch").wait().unwrap();
     client.semaphore("permits").try_set_permits(3).unwrap();
     let permits = client.semaphore("permits").acquire_many(2).unwrap();

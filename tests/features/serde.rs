@@ -18,10 +18,10 @@ fn take_millis(object: &mut Value, name: &str) -> u128 {
 fn a_status_is_what_the_command_prints() {
     bound();
     let client = Client::in_memory().unwrap();
-    let guard = client.fenced_lock("orders").with_lease(LONG).lock().unwrap();
+    let guard = client.fenced_lock("orders").with_lease(LONG_LEASE).lock().unwrap();
     let mut status = to_value(client.status("orders").unwrap()).unwrap();
     let left = take_millis(&mut status["holders"][0], "left_ms");
-    assert!((LONG.as_millis() / 2..=LONG.as_millis()).contains(&left), "{left}");
+    assert!((LONG_LEASE.as_millis() / 2..=LONG_LEASE.as_millis()).contains(&left), "{left}");
     assert!(take_millis(&mut status["holders"][0], "asked_at_ms") > 1_700_000_000_000);
     let process = client.status("orders").unwrap().holders.remove(0).process.unwrap();
     assert_eq!(
@@ -57,11 +57,11 @@ fn a_status_is_what_the_command_prints() {
 fn a_snapshot_has_its_times_in_milliseconds() {
     bound();
     let client = Client::in_memory().unwrap();
-    let _guard = client.fair_lock("orders").with_lease(LONG).lock_owned().unwrap();
+    let _guard = client.fair_lock("orders").with_lease(LONG_LEASE).lock_owned().unwrap();
     let mut snapshot = to_value(client.snapshot()).unwrap();
     let held = &mut snapshot["held"][0];
-    assert!(take_millis(held, "left_ms") > LONG.as_millis() / 2);
-    assert!(take_millis(held, "held_ms") < LONG.as_millis());
+    assert!(take_millis(held, "left_ms") > LONG_LEASE.as_millis() / 2);
+    assert!(take_millis(held, "held_ms") < LONG_LEASE.as_millis());
     let nobody = Value::Null;
     let expected = json!({
         "name": "orders", "kind": "FairLock", "held_ms": nobody, "left_ms": nobody,

@@ -9,7 +9,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::common::{LONG, SOON, UNIT, bound, once_within, spawn, wait_free};
+use crate::common::{LONG_LEASE, TIME_UNIT, TIMEOUT, bound, once_within, spawn, wait_free};
 use redlatch::{Client, ClientBuilder, Error, ErrorKind};
 use redlatch_testkit::{Cluster, Sentinels, Server, wait_until};
 
@@ -196,8 +196,8 @@ fn code_for_a_client_certificate_that_fails_is_an_outage_and_no_more() {
     let (mode, hangs) = (Arc::new(AtomicU64::new(0)), Arc::new(Barrier::new(2)));
     let (told, hung) = (Arc::clone(&mode), Arc::clone(&hangs));
     let client = trusting(&server)
-        .watchdog_timeout(LONG)
-        .connect_timeout(UNIT * 10)
+        .watchdog_timeout(LONG_LEASE)
+        .connect_timeout(TIME_UNIT * 10)
         .tls_client_certificate_with(move || {
             match told.load(Ordering::SeqCst) {
                 1 => return Err("the vault is sealed".into()),
@@ -221,7 +221,7 @@ fn code_for_a_client_certificate_that_fails_is_an_outage_and_no_more() {
     ] {
         mode.store(now, Ordering::SeqCst);
         hang_up(&server);
-        wait_until(said, SOON, || {
+        wait_until(said, TIMEOUT, || {
             let Err(error) = client.reentrant_lock("next").try_lock().map(drop) else {
                 return false;
             };
@@ -233,7 +233,7 @@ fn code_for_a_client_certificate_that_fails_is_an_outage_and_no_more() {
         if now == 5 {
             hangs.wait();
         }
-        wait_until("it goes on", SOON, || client.reentrant_lock("next").is_locked().is_ok());
+        wait_until("it goes on", TIMEOUT, || client.reentrant_lock("next").is_locked().is_ok());
     }
     assert!(guard.is_held());
     guard.unlock().unwrap();
@@ -278,7 +278,7 @@ fn a_cluster_is_used_over_tls() {
     let cluster = Cluster::with_tls("word").unwrap();
     let authority = fs::read(cluster.servers()[0].tls_authority()).unwrap();
     let clients = [(); 2].map(|()| {
-        let builder = Client::builder(&cluster.tls_url()).watchdog_timeout(LONG);
+        let builder = Client::builder(&cluster.tls_url()).watchdog_timeout(LONG_LEASE);
         builder.tls_ca_certificates(authority.clone()).connect().unwrap()
     });
     // Each server has another certificate.
@@ -302,8 +302,8 @@ fn a_limit_ends_calls_to_a_server_that_hangs_and_leaves_nothing_behind() {
     }
     bound();
     let server = server(&[]);
-    let builder = Client::builder(&server.tls_url()).watchdog_timeout(LONG).connections(1);
-    let client = builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap();
+    let builder = Client::builder(&server.tls_url()).watchdog_timeout(LONG_LEASE).connections(1);
+    let client = builder.response_timeout(TIMEOUT).connect_timeout(TIMEOUT).connect().unwrap();
     let lock = client.reentrant_lock("hung");
     for is_open in [true, false] {
         // After this, the server knows the scripts, and the connection is open.
@@ -313,15 +313,15 @@ fn a_limit_ends_calls_to_a_server_that_hangs_and_leaves_nothing_behind() {
             redis::cmd("CLIENT").arg(&kill).exec(&mut server.connection()).unwrap();
         }
         server.pause();
-        once_within(UNIT / 5, || {
-            let until = Instant::now() + UNIT;
-            let outcome = lock.try_lock_for(UNIT);
+        once_within(TIME_UNIT / 5, || {
+            let until = Instant::now() + TIME_UNIT;
+            let outcome = lock.try_lock_for(TIME_UNIT);
             let late = until.elapsed();
             is_unanswered(outcome.map(|guard| guard.into_option().is_some()));
             late
         });
         server.resume();
-        wait_free(&server, "hung", SOON);
+        wait_free(&server, "hung", TIMEOUT);
     }
 }
 
@@ -349,18 +349,18 @@ fn a_limit_in_the_middle_of_a_tls_record_leaves_the_connection_as_good_as_before
     bound();
     let server = server(&[]);
     let (relay, url) = Relay::before(&server);
-    let builder = Client::builder(&url).watchdog_timeout(LONG).connections(1);
-    let client = builder.response_timeout(SOON).connect().unwrap();
+    let builder = Client::builder(&url).watchdog_timeout(LONG_LEASE).connections(1);
+    let client = builder.response_timeout(TIMEOUT).connect().unwrap();
     let (cut, next) = (client.reentrant_lock("cut"), client.reentrant_lock("next"));
     cut.lock().unwrap().unlock().unwrap();
     let before = relay.opened();
     for _ in 0..3 {
         relay.halve_next();
-        is_unanswered(cut.try_lock_for(UNIT).map(|guard| guard.into_option().is_some()));
+        is_unanswered(cut.try_lock_for(TIME_UNIT).map(|guard| guard.into_option().is_some()));
         relay.deliver_rest();
         assert!(!next.is_locked().unwrap());
         next.lock().unwrap().unlock().unwrap();
-        wait_free(&server, "cut", SOON);
+        wait_free(&server, "cut", TIMEOUT);
     }
     assert_eq!(relay.opened(), before);
     drop((cut, next, client));
@@ -417,7 +417,7 @@ impl Relay {
     }
 
     fn deliver_rest(&self) {
-        self.halved.recv_timeout(SOON).unwrap();
+        self.halved.recv_timeout(TIMEOUT).unwrap();
         self.go_on.send(()).unwrap();
     }
 }

@@ -25,11 +25,11 @@ impl Fallen {
         let server = server();
         let kinds = Kind::all(version);
         let jvm = Jvm::start(version);
-        let mut theirs = Redisson::at(&jvm, &server.url(), RENEWED);
+        let mut theirs = Redisson::at(&jvm, &server.url(), SHORT_LEASE);
         let mut java = Redisson::of(version, &server);
         let named: Vec<_> = kinds.iter().map(|kind| kind.java()).collect();
         let mut ours = Worker::spawn_test("worker", "holder", &[&server.url(), &named.join(" ")]);
-        ours.expect_line("holds", SOON);
+        ours.expect_line("holds", TIMEOUT);
         for kind in &kinds {
             theirs.run("a", &format!("lock {}", kind.named(&format!("theirs {kind:?}"))));
         }
@@ -61,7 +61,7 @@ impl Fallen {
         let behind = Kind::Fair.ours(&client, "mine Fair");
         let behind = spawn(move || behind.lock().unwrap().unlock().unwrap());
         let guards: Vec<_> = self.here.drain(..).map(Running::join).collect();
-        assert!(begun.elapsed() + UNIT >= least, "{:?} of {least:?}", begun.elapsed());
+        assert!(begun.elapsed() + TIME_UNIT >= least, "{:?} of {least:?}", begun.elapsed());
         for kind in &self.kinds {
             let thread = format!("{kind:?}");
             assert_eq!(self.java.reply(&thread), "ok");
@@ -98,7 +98,7 @@ fn a_holder_that_stood_still_past_its_lease_learns_of_it_and_takes_nothing_back(
         fallen.jvm.go_on();
         fallen.ours.sigcont();
         fallen.ours.send_line("unlock");
-        assert_eq!(fallen.ours.expect_line("lost", SOON), fallen.kinds.len().to_string());
+        assert_eq!(fallen.ours.expect_line("lost", TIMEOUT), fallen.kinds.len().to_string());
         for kind in &fallen.kinds {
             let named = kind.named(&format!("theirs {kind:?}"));
             let said = fallen.theirs.ask("a", &format!("unlock {named}"));
@@ -113,7 +113,7 @@ fn a_holder_that_stood_still_past_its_lease_learns_of_it_and_takes_nothing_back(
 /// Holds a lock of each kind until the test sends a line, and then reports how many holds it has
 /// lost.
 pub(crate) fn holder_process(job: &Job) {
-    let client = Client::builder(job.arg(0)).watchdog_timeout(RENEWED).connect().unwrap();
+    let client = Client::builder(job.arg(0)).watchdog_timeout(SHORT_LEASE).connect().unwrap();
     let guards: Vec<_> = job
         .arg(1)
         .split(' ')

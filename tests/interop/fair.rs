@@ -8,9 +8,9 @@ use super::*;
 /// The maximum time for which a redlatch waiter may be silent. A dead Redisson waiter behind it
 /// blocks the queue for this time. No live waiter is silent for longer, even on a machine that
 /// stands still for a second and a half.
-const FAIR_WAIT: Duration = Duration::from_millis(25 * UNIT.as_millis() as u64);
+const FAIR_WAIT: Duration = Duration::from_millis(25 * TIME_UNIT.as_millis() as u64);
 /// The time limit of Redisson waits that end by themselves, or whose process the test kills.
-const LIMIT: Duration = Duration::from_millis(20 * UNIT.as_millis() as u64);
+const LIMIT: Duration = Duration::from_millis(20 * TIME_UNIT.as_millis() as u64);
 /// The waiters in the tests that kill or pause another waiter. The killed or paused waiter is
 /// placed at each position among these waiters.
 const OTHERS: [Whose; 4] = [Whose::Theirs, Whose::Ours, Whose::Theirs, Whose::Ours];
@@ -49,7 +49,7 @@ struct Line {
 impl Line {
     /// Returns a queue whose first waiter holds the lock. `holder` is the library of this waiter.
     fn new(version: Version, server: &Server, name: &str, holder: Whose) -> Self {
-        let java = Redisson::at(&Jvm::shared(version), &server.url(), RENEWED);
+        let java = Redisson::at(&Jvm::shared(version), &server.url(), SHORT_LEASE);
         let (name, url) = (name.to_owned(), server.url());
         let (waiters, here) = (Vec::new(), Vec::new());
         let mut line = Self { name, redis: server.connection(), url, java, waiters, here };
@@ -72,7 +72,7 @@ impl Line {
     /// Adds a redlatch waiter with its own client. The server sees it as another process.
     fn add_ours(&mut self) {
         let client = Client::builder(&self.url)
-            .watchdog_timeout(RENEWED)
+            .watchdog_timeout(SHORT_LEASE)
             .fair_wait_timeout(FAIR_WAIT)
             .connect()
             .unwrap();
@@ -104,18 +104,20 @@ impl Line {
         self.waiters.push(waiter);
         let redis = &mut self.redis;
         // The first waiter holds the lock, so it is not in the queue.
-        wait_until("it stands in line", SOON, || redis.llen::<_, usize>(&queue).unwrap() == before);
+        wait_until("it stands in line", TIMEOUT, || {
+            redis.llen::<_, usize>(&queue).unwrap() == before
+        });
     }
 
     #[track_caller]
     fn comes_in(&mut self, place: usize) {
         match &self.waiters[place] {
             Waiter::Ours { is_in, .. } => {
-                let said = is_in.recv_timeout(SOON);
+                let said = is_in.recv_timeout(TIMEOUT);
                 assert_eq!(said, Ok(true), "ours at {place} does not come in: {}", self.seen());
             }
             Waiter::Theirs { thread } => {
-                let said = self.java.reply_within(&thread.clone(), SOON * 2).unwrap_or_default();
+                let said = self.java.reply_within(&thread.clone(), TIMEOUT * 2).unwrap_or_default();
                 let is_in = ["ok", "true"].contains(&&*said);
                 assert!(is_in, "theirs at {place} says {said:?}: {}", self.seen());
             }
@@ -164,7 +166,7 @@ impl Line {
         match &self.waiters[place] {
             Waiter::Ours { is_in, cancel, .. } => {
                 cancel.cancel();
-                assert_eq!(is_in.recv_timeout(SOON), Ok(false));
+                assert_eq!(is_in.recv_timeout(TIMEOUT), Ok(false));
             }
             // The waiter gives up when its own time limit ends.
             Waiter::Theirs { thread } => {
@@ -298,12 +300,12 @@ fn a_stopped_process_of_ours_is_passed_at_every_place_and_comes_back() {
         others_come_in(&mut lines);
         ours.sigcont();
         for _ in &lines {
-            let name = ours.expect_line("in ", SOON);
+            let name = ours.expect_line("in ", TIMEOUT);
             ours.send_line(&format!("unlock {name}"));
         }
         for line in &mut lines {
             let redis = &mut line.redis;
-            wait_until("it is free", SOON, || !redis.exists::<_, bool>(&line.name).unwrap());
+            wait_until("it is free", TIMEOUT, || !redis.exists::<_, bool>(&line.name).unwrap());
         }
         lines.into_iter().for_each(Line::ends);
     });
@@ -328,7 +330,7 @@ fn a_stopped_process_of_redissons_keeps_its_place_until_it_goes_on() {
             line.leaves(0);
             line.come_in_order(1..=place);
         }
-        thread::sleep(UNIT * 3);
+        thread::sleep(TIME_UNIT * 3);
         for line in &lines {
             assert!(!redis.exists::<_, bool>(&line.name).unwrap(), "{:?} is taken", line.name);
         }
@@ -345,7 +347,7 @@ fn a_stopped_process_of_redissons_keeps_its_place_until_it_goes_on() {
 /// The entry point of a process that starts a thread for each lock that the test names.
 pub(crate) fn waiter_process(job: &Job) {
     let client = Client::builder(job.arg(0))
-        .watchdog_timeout(RENEWED)
+        .watchdog_timeout(SHORT_LEASE)
         .fair_wait_timeout(FAIR_WAIT)
         .connect()
         .unwrap();

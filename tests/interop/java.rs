@@ -157,7 +157,7 @@ pub(crate) struct Redisson {
 impl Redisson {
     /// Returns a client whose leases do not end during a test.
     pub(crate) fn on(jvm: &Arc<Jvm>, server: &Server) -> Self {
-        Self::at(jvm, &server.url(), LONG)
+        Self::at(jvm, &server.url(), LONG_LEASE)
     }
 
     pub(crate) fn of(version: Version, server: &Server) -> Self {
@@ -192,7 +192,7 @@ impl Redisson {
     /// Returns the thread's next line. Java is slow on a busy machine, so the wait is long.
     #[track_caller]
     pub(crate) fn reply(&mut self, thread: &str) -> String {
-        self.reply_within(thread, SOON * 2).unwrap_or_else(|| {
+        self.reply_within(thread, TIMEOUT * 2).unwrap_or_else(|| {
             let told = self.told.get(thread);
             panic!("Redisson's thread {thread:?} says nothing to {told:?}, or has ended");
         })

@@ -4,7 +4,7 @@
 use super::*;
 
 /// A lease whose end a test waits for.
-const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
+const LEASE: Duration = Duration::from_millis(6 * TIME_UNIT.as_millis() as u64);
 
 #[test]
 fn neither_gets_what_the_other_holds() {
@@ -17,20 +17,20 @@ fn neither_gets_what_the_other_holds() {
             // Redisson's thread has the lock.
             java.run("a", &format!("lock {named}"));
             assert!(lock.is_locked().unwrap() && !lock.is_held_by_current_thread());
-            assert!(lock.remaining_lease().unwrap().unwrap() > LONG / 2);
+            assert!(lock.remaining_lease().unwrap().unwrap() > LONG_LEASE / 2);
             assert!(lock.try_lock().unwrap().into_option().is_none());
-            assert!(answered(|| lock.try_lock_for(UNIT * 2)).into_option().is_none());
+            assert!(answered(|| lock.try_lock_for(TIME_UNIT * 2)).into_option().is_none());
             java.run("a", &format!("unlock {named}"));
             // A thread of this process has the lock.
             let guard = lock.lock().unwrap();
             assert!(java.says("a", &format!("isLocked {named}")));
             assert!(!java.says("a", &format!("isHeld {named}")));
             let remaining: u128 = java.ask("a", &format!("remaining {named}")).parse().unwrap();
-            assert!(remaining > LONG.as_millis() / 2, "{remaining}");
+            assert!(remaining > LONG_LEASE.as_millis() / 2, "{remaining}");
             assert!(!java.says("a", &format!("tryLock {named}")));
             let begun = Instant::now();
             assert!(!java.says("a", &format!("tryLock {named} 200 1000")));
-            assert!(begun.elapsed() >= lasts(UNIT * 2), "{kind:?}: {:?}", begun.elapsed());
+            assert!(begun.elapsed() >= lasts(TIME_UNIT * 2), "{kind:?}: {:?}", begun.elapsed());
             guard.unlock().unwrap();
             // If a lock is free, a call that may wait takes it in either library, with a lease.
             assert!(java.says("a", &format!("tryLock {named} 1000 10000")), "{kind:?}");
@@ -40,7 +40,7 @@ fn neither_gets_what_the_other_holds() {
             let lease = Duration::from_secs(10);
             let guard = kind
                 .leased(&client, "job", lease)
-                .try_lock_for(SOON)
+                .try_lock_for(TIMEOUT)
                 .unwrap()
                 .into_option()
                 .unwrap();
@@ -62,7 +62,7 @@ fn a_release_by_redisson_wakes_a_thread_that_waits_here() {
             let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
             // A reader waits only for a writer, so Redisson holds the write lock in this case.
             let held = if kind == Kind::Read { Kind::Write.named("job") } else { named };
-            at_once(|| {
+            woken_by_message(|| {
                 java.run("a", &format!("lock {held}"));
                 let lock = Arc::clone(&lock);
                 let waits = spawn(move || lock.lock().unwrap().unlock().unwrap());
@@ -79,12 +79,12 @@ fn a_release_by_redisson_wakes_a_thread_that_waits_here() {
 fn a_release_here_wakes_a_thread_of_redissons_that_waits() {
     beside_redisson(|version| {
         let server = server();
-        let client = watched(&server, RENEWED);
+        let client = watched(&server, SHORT_LEASE);
         let mut java = Redisson::of(version, &server);
         for kind in Kind::all(version) {
             let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
             let held = if kind == Kind::Read { Kind::Write.ours(&client, "job") } else { lock };
-            once_within(HEARD, || {
+            once_within(WAKE_WITHIN, || {
                 let guard = held.lock().unwrap();
                 kind.redisson_waits(&mut java, &["a"], "job");
                 guard.unlock().unwrap();
@@ -139,8 +139,8 @@ fn a_lease_that_is_not_renewed_ends_for_both() {
 fn both_renew_what_they_hold() {
     beside_redisson(|version| {
         let server = server();
-        let client = watched(&server, RENEWED);
-        let mut java = Redisson::at(&Jvm::shared(version), &server.url(), RENEWED);
+        let client = watched(&server, SHORT_LEASE);
+        let mut java = Redisson::at(&Jvm::shared(version), &server.url(), SHORT_LEASE);
         let (mut guards, mut held) = (Vec::new(), Vec::new());
         for kind in Kind::all(version) {
             let [theirs, mine] = ["theirs", "mine"].map(|whose| format!("{whose} {kind:?}"));
@@ -154,7 +154,10 @@ fn both_renew_what_they_hold() {
         let mut redis = server.connection();
         for name in names {
             let left = pttl(&mut redis, &name);
-            assert!(left > 0 && left <= RENEWED.as_millis().try_into().unwrap(), "{name}: {left}");
+            assert!(
+                left > 0 && left <= SHORT_LEASE.as_millis().try_into().unwrap(),
+                "{name}: {left}"
+            );
         }
         assert!(guards.iter().all(|guard| guard.is_held()));
         for kind in Kind::all(version) {
@@ -227,7 +230,7 @@ fn a_forced_unlock_by_redisson_is_reported_to_our_holder_and_wakes_a_waiter() {
         for kind in Kind::exclusive(version) {
             let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
             let waiting = kind.ours(&other, "job");
-            once_within(BEFORE_A_QUESTION, || {
+            once_within(MIN_POLL_INTERVAL, || {
                 let guard = lock.lock().unwrap();
                 let (sender, lost) = mpsc::channel();
                 guard.on_lost(move |reason| sender.send(reason).unwrap());
@@ -235,10 +238,10 @@ fn a_forced_unlock_by_redisson_is_reported_to_our_holder_and_wakes_a_waiter() {
                 let waits = spawn(move || waiting.lock().unwrap().unlock().unwrap());
                 waits.wait_queued();
                 // The client makes the server report changes of holds older than 100 ms.
-                wait_until("the key is tracked", SOON, || tracked_keys(&server) > 0);
+                wait_until("the key is tracked", TIMEOUT, || tracked_keys(&server) > 0);
                 let forced = Instant::now();
                 assert!(java.says("a", &format!("forceUnlock {named}")));
-                let reason = lost.recv_timeout(SOON).unwrap();
+                let reason = lost.recv_timeout(TIMEOUT).unwrap();
                 assert_eq!(reason, LostReason::Revoked);
                 assert!(!guard.is_held());
                 waits.join();
@@ -254,10 +257,10 @@ fn a_forced_unlock_here_takes_the_lock_from_redisson_and_wakes_its_waiter() {
     beside_redisson(|version| {
         let server = server();
         let client = client(&server);
-        let mut java = Redisson::at(&Jvm::shared(version), &server.url(), RENEWED);
+        let mut java = Redisson::at(&Jvm::shared(version), &server.url(), SHORT_LEASE);
         for kind in Kind::exclusive(version) {
             let (lock, named) = (kind.ours(&client, "job"), kind.named("job"));
-            once_within(HEARD, || {
+            once_within(WAKE_WITHIN, || {
                 java.run("a", &format!("lock {named}"));
                 kind.redisson_waits(&mut java, &["b"], "job");
                 let forced = Instant::now();

@@ -30,9 +30,9 @@ use redlatch_testkit::{Job, Server, Worker};
 
 /// If a message wakes a Redisson waiter, the waiter gets the lock within this time. Without a
 /// message the waiter sends its next request at the end of the lease that it has read, which is
-/// [`RENEWED`]. A single slow round proves nothing: the message of a writer's release, `1`, wakes
-/// only Redisson threads that already sleep, and misses a thread that is about to sleep.
-const HEARD: Duration = Duration::from_millis(RENEWED.as_millis() as u64 / 2);
+/// [`SHORT_LEASE`]. A single slow round proves nothing: the message of a writer's release, `1`,
+/// wakes only Redisson threads that already sleep, and misses a thread that is about to sleep.
+const WAKE_WITHIN: Duration = Duration::from_millis(SHORT_LEASE.as_millis() as u64 / 2);
 
 /// Returns the minimum time on this process's clock that a wait or a lease of this length takes.
 /// Redisson and the server count whole milliseconds, and Redisson subtracts each of its pauses.

@@ -25,7 +25,7 @@ fn several_locks_are_held_by_one_library_at_a_time() {
         java.run("x", &format!("lock {NAMED}"));
         assert!(NAMES.iter().all(|name| holder(&mut redis, name).unwrap().0.starts_with(&java.id)));
         assert!(all.try_lock().unwrap().into_option().is_none());
-        assert!(answered(|| all.try_lock_for(UNIT * 2)).into_option().is_none());
+        assert!(answered(|| all.try_lock_for(TIME_UNIT * 2)).into_option().is_none());
         java.run("x", &format!("unlock {NAMED}"));
         let guard = all.lock().unwrap();
         assert!(
@@ -52,10 +52,10 @@ fn several_locks_are_held_by_one_library_at_a_time() {
 fn several_locks_that_are_released_go_to_the_others_waiter() {
     beside_redisson(|version| {
         let server = server();
-        let client = watched(&server, RENEWED);
-        let mut java = Redisson::at(&Jvm::shared(version), &server.url(), RENEWED);
+        let client = watched(&server, SHORT_LEASE);
+        let mut java = Redisson::at(&Jvm::shared(version), &server.url(), SHORT_LEASE);
         let all = ours(&client);
-        at_once(|| {
+        woken_by_message(|| {
             java.run("x", &format!("lock {NAMED}"));
             let waiting = all.clone();
             let waits = spawn(move || waiting.lock().unwrap().unlock().unwrap());
@@ -63,12 +63,12 @@ fn several_locks_that_are_released_go_to_the_others_waiter() {
             java.run("x", &format!("unlock {NAMED}"));
             waits.join();
         });
-        once_within(HEARD, || {
+        once_within(WAKE_WITHIN, || {
             let guard = all.lock().unwrap();
             let scripts = Commands::so_far(&server).scripts();
             java.tell("x", &format!("lock {NAMED}"));
             wait_subscribed(&server, &channel("a"));
-            wait_until("it has asked again", SOON, || {
+            wait_until("it has asked again", TIMEOUT, || {
                 Commands::so_far(&server).scripts() >= scripts + 2
             });
             guard.unlock().unwrap();

@@ -4,7 +4,7 @@
 use super::*;
 
 /// A lease whose end a test waits for.
-const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
+const LEASE: Duration = Duration::from_millis(6 * TIME_UNIT.as_millis() as u64);
 /// The names of the waiting threads of each library.
 const WAITERS: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -12,7 +12,7 @@ const WAITERS: [&str; 4] = ["a", "b", "c", "d"];
 /// have sent another request. The threads then sleep, or are about to sleep.
 fn wait_until_redisson_waits(server: &Server, channel: &str, scripts: u64) {
     wait_subscribed(server, channel);
-    wait_until("they have asked", SOON, || {
+    wait_until("they have asked", TIMEOUT, || {
         Commands::so_far(server).scripts() >= scripts + 2 * WAITERS.len() as u64
     });
 }
@@ -35,18 +35,18 @@ fn a_semaphores_release_wakes_as_many_of_the_others_threads_as_it_has_permits_fo
         wait_until_redisson_waits(&server, "redisson_sc:{pool}", scripts);
         semaphore.release_forgotten(3).unwrap();
         let mut woken = Vec::new();
-        wait_until("three come in", SOON, || {
-            let came = |thread: &&str| java.reply_within(thread, UNIT / 10).is_some();
+        wait_until("three come in", TIMEOUT, || {
+            let came = |thread: &&str| java.reply_within(thread, TIME_UNIT / 10).is_some();
             woken.extend(WAITERS.into_iter().filter(came));
             woken.len() == 3
         });
         assert_eq!(semaphore.available_permits().unwrap(), 0);
         let left = WAITERS.into_iter().find(|thread| !woken.contains(thread)).unwrap();
-        assert_eq!(java.reply_within(left, UNIT), None);
+        assert_eq!(java.reply_within(left, TIME_UNIT), None);
         semaphore.release_forgotten(1).unwrap();
         assert_eq!(java.reply(left), "ok");
         // Redisson returns permits, and redlatch's threads get them.
-        at_once(|| {
+        woken_by_message(|| {
             let (sender, came) = mpsc::channel();
             let waiting: Vec<_> = (0..4)
                 .map(|_| {
@@ -60,11 +60,11 @@ fn a_semaphores_release_wakes_as_many_of_the_others_threads_as_it_has_permits_fo
                 })
                 .collect();
             java.run("main", "release semaphore pool 3");
-            (0..3).for_each(|_| came.recv_timeout(SOON).unwrap());
+            (0..3).for_each(|_| came.recv_timeout(TIMEOUT).unwrap());
             assert_eq!(semaphore.available_permits().unwrap(), 0);
             assert!(came.try_recv().is_err());
             java.run("main", "release semaphore pool");
-            came.recv_timeout(SOON).unwrap();
+            came.recv_timeout(TIMEOUT).unwrap();
             waiting.into_iter().for_each(Running::join);
         });
     });
@@ -84,8 +84,8 @@ fn a_request_for_several_permits_waits_until_the_other_has_given_back_as_many() 
         wait_subscribed(&server, "redisson_sc:{pool}");
         two.release().unwrap();
         assert_eq!(java.reply("a"), "ok");
-        assert!(answered(|| semaphore.try_acquire_for(UNIT * 2)).into_option().is_none());
-        at_once(|| {
+        assert!(answered(|| semaphore.try_acquire_for(TIME_UNIT * 2)).into_option().is_none());
+        woken_by_message(|| {
             let needs = semaphore.clone();
             let waits = spawn(move || needs.acquire_many(3).unwrap().release().unwrap());
             waits.wait_queued();
@@ -127,9 +127,9 @@ fn a_permit_with_a_lease_comes_back_by_itself_to_the_others_waiter() {
         assert!(semaphore.try_acquire().unwrap().into_option().is_none());
         java.run("a", &format!("release {named} {id}"));
         // A renewed permit of redlatch stays taken.
-        let renewing = watched(&server, RENEWED);
+        let renewing = watched(&server, SHORT_LEASE);
         let kept = renewing.expirable_semaphore("pool").acquire().unwrap();
-        let wait = (RENEWED * 3 / 2).as_millis();
+        let wait = (SHORT_LEASE * 3 / 2).as_millis();
         assert_eq!(java.ask("a", &format!("tryAcquire {named} {wait}")), "none");
         kept.check(Duration::ZERO).unwrap();
         kept.release().unwrap();
@@ -145,7 +145,7 @@ fn a_permit_with_a_lease_that_is_given_back_wakes_the_others_waiter() {
         let semaphore = client.expirable_semaphore("pool");
         let named = "permitExpirableSemaphore pool";
         assert!(semaphore.try_set_permits(2).unwrap());
-        let held = semaphore.with_lease(LONG).acquire_many(2).unwrap();
+        let held = semaphore.with_lease(LONG_LEASE).acquire_many(2).unwrap();
         assert_eq!(java.ask("main", &format!("tryAcquire {named}")), "none");
         let scripts = Commands::so_far(&server).scripts();
         for thread in WAITERS {
@@ -156,8 +156,8 @@ fn a_permit_with_a_lease_that_is_given_back_wakes_the_others_waiter() {
         // the other threads.
         held.into_iter().for_each(|permit| permit.release().unwrap());
         let mut ids = Vec::new();
-        wait_until("two come in", SOON, || {
-            let came = |thread| java.reply_within(thread, UNIT / 10);
+        wait_until("two come in", TIMEOUT, || {
+            let came = |thread| java.reply_within(thread, TIME_UNIT / 10);
             ids.extend(WAITERS.into_iter().filter_map(came));
             ids.len() == 2
         });
@@ -166,12 +166,12 @@ fn a_permit_with_a_lease_that_is_given_back_wakes_the_others_waiter() {
             let id = ids.pop().unwrap();
             java.run("main", &format!("release {named} {id}"));
         }
-        wait_until("the others come in", SOON, || {
-            let came = |thread| java.reply_within(thread, UNIT / 10);
+        wait_until("the others come in", TIMEOUT, || {
+            let came = |thread| java.reply_within(thread, TIME_UNIT / 10);
             ids.extend(WAITERS.into_iter().filter_map(came));
             ids.len() == 2
         });
-        at_once(|| {
+        woken_by_message(|| {
             let waiting = semaphore.clone();
             let waits = spawn(move || waiting.acquire().unwrap().release().unwrap());
             waits.wait_queued();
@@ -205,7 +205,7 @@ fn a_latch_opens_for_all_waiters_of_both_whoever_counts_last() {
         for ours_last in [true, false] {
             // The test may run a few rounds: a redlatch waiter sends its own next request only
             // after seconds.
-            at_once(|| {
+            woken_by_message(|| {
                 assert!(java.says("main", "trySetCount latch gate 2"));
                 assert!(!latch.try_set_count(5).unwrap());
                 let scripts = Commands::so_far(&server).of("get");
@@ -213,7 +213,7 @@ fn a_latch_opens_for_all_waiters_of_both_whoever_counts_last() {
                     java.tell(thread, "await latch gate");
                 }
                 wait_subscribed(&server, "redisson_countdownlatch__channel__{gate}");
-                wait_until("they have asked", SOON, || {
+                wait_until("they have asked", TIMEOUT, || {
                     Commands::so_far(&server).of("get") >= scripts + 2 * WAITERS.len() as u64
                 });
                 let here: Vec<_> = (0..3)
@@ -232,7 +232,7 @@ fn a_latch_opens_for_all_waiters_of_both_whoever_counts_last() {
                 }
                 assert_eq!(java.ask("main", "getCount latch gate"), "1");
                 assert!(here.iter().all(|waits| !waits.is_finished()));
-                assert_eq!(java.reply_within(WAITERS[0], UNIT / 10), None);
+                assert_eq!(java.reply_within(WAITERS[0], TIME_UNIT / 10), None);
                 if ours_last {
                     latch.count_down().unwrap();
                 } else {
@@ -248,6 +248,6 @@ fn a_latch_opens_for_all_waiters_of_both_whoever_counts_last() {
         // This wait ends before the latch opens.
         assert!(latch.try_set_count(1).unwrap());
         assert!(!java.says("a", "await latch gate 200"));
-        assert!(answered(|| latch.wait_for(UNIT * 2)).timed_out());
+        assert!(answered(|| latch.wait_for(TIME_UNIT * 2)).timed_out());
     });
 }

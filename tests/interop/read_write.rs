@@ -43,11 +43,11 @@ fn readers_of_both_read_together_and_keep_writers_of_both_out() {
 fn a_writers_release_lets_all_readers_of_both_in() {
     beside_redisson(|version| {
         let server = server();
-        let (client, other) = (watched(&server, RENEWED), watched(&server, RENEWED));
-        let mut java = Redisson::at(&Jvm::shared(version), &server.url(), RENEWED);
+        let (client, other) = (watched(&server, SHORT_LEASE), watched(&server, SHORT_LEASE));
+        let mut java = Redisson::at(&Jvm::shared(version), &server.url(), SHORT_LEASE);
         let [read, write] = [Kind::Read, Kind::Write].map(|kind| kind.named("book"));
         for ours_writes in [true, false] {
-            once_within(HEARD, || {
+            once_within(WAKE_WITHIN, || {
                 let lock = client.read_write_lock("book");
                 let writing = ours_writes.then(|| lock.writer().lock().unwrap());
                 if !ours_writes {
@@ -89,11 +89,11 @@ fn a_writers_release_lets_all_readers_of_both_in() {
 fn the_last_reader_of_either_lets_the_others_writer_in() {
     beside_redisson(|version| {
         let server = server();
-        let client = watched(&server, RENEWED);
-        let mut java = Redisson::at(&Jvm::shared(version), &server.url(), RENEWED);
+        let client = watched(&server, SHORT_LEASE);
+        let mut java = Redisson::at(&Jvm::shared(version), &server.url(), SHORT_LEASE);
         let lock = client.read_write_lock("book");
         let [read, write] = [Kind::Read, Kind::Write].map(|kind| kind.named("book"));
-        at_once(|| {
+        woken_by_message(|| {
             java.run("a", &format!("lock {read}"));
             let reading = lock.reader().lock().unwrap();
             let writer = lock.writer().clone();
@@ -104,7 +104,7 @@ fn the_last_reader_of_either_lets_the_others_writer_in() {
             java.run("a", &format!("unlock {read}"));
             writes.join();
         });
-        once_within(HEARD, || {
+        once_within(WAKE_WITHIN, || {
             java.run("a", &format!("lock {read}"));
             let reading = lock.reader().lock().unwrap();
             Kind::Write.redisson_waits(&mut java, &["w"], "book");

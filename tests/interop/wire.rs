@@ -175,7 +175,7 @@ fn a_lock_of_either_has_the_same_keys_and_messages() {
                 drop(guard);
                 // A guard that is dropped is released in the background.
                 let mut redis = server.connection();
-                wait_until("it is free", SOON, || !redis.exists::<_, bool>(&name).unwrap());
+                wait_until("it is free", TIMEOUT, || !redis.exists::<_, bool>(&name).unwrap());
                 let free_again = see();
                 lock.lock().unwrap().forget();
                 let kept = see();
@@ -198,10 +198,10 @@ fn a_lock_of_any_name_is_one_lock_and_wakes_the_others_waiters() {
         let server = server();
         let mut java = Redisson::of(version, &server);
         for name in names() {
-            let client = watched(&server, RENEWED);
+            let client = watched(&server, SHORT_LEASE);
             for kind in Kind::exclusive(version) {
                 let (lock, named) = (kind.ours(&client, &name), kind.named(&name));
-                once_within(HEARD, || {
+                once_within(WAKE_WITHIN, || {
                     let guard = lock.lock().unwrap();
                     kind.redisson_waits(&mut java, &["a"], &name);
                     guard.unlock().unwrap();
@@ -211,7 +211,7 @@ fn a_lock_of_any_name_is_one_lock_and_wakes_the_others_waiters() {
                     java.run("a", &format!("unlock {named}"));
                     took
                 });
-                at_once(|| {
+                woken_by_message(|| {
                     java.run("a", &format!("lock {named}"));
                     let waiting = Arc::clone(&lock);
                     let waits = spawn(move || waiting.lock().unwrap().unlock().unwrap());
@@ -236,7 +236,7 @@ fn a_waiter_for_a_fair_lock_of_either_stands_in_the_same_queue() {
             let mut redis = server.connection();
             let queue = derived("redisson_lock_queue", &name);
             let mut first_in_line = || {
-                wait_until("it waits", SOON, || redis.llen::<_, u64>(&queue).unwrap() == 1);
+                wait_until("it waits", TIMEOUT, || redis.llen::<_, u64>(&queue).unwrap() == 1);
                 redis.lindex::<_, String>(&queue, 0).unwrap()
             };
             let mut redis = server.connection();
@@ -244,7 +244,7 @@ fn a_waiter_for_a_fair_lock_of_either_stands_in_the_same_queue() {
                 let channel = derived("redisson_lock__channel", &name);
                 release_as_redisson(&mut redis, &name, &format!("{channel}:{owner}"));
             };
-            hold_as_redisson(&mut server.connection(), &name, LONG);
+            hold_as_redisson(&mut server.connection(), &name, LONG_LEASE);
             java.tell("a", &format!("lock {}", Kind::Fair.named(&name)));
             let owner = first_in_line();
             let theirs = observer.look(&java.id);
@@ -252,7 +252,7 @@ fn a_waiter_for_a_fair_lock_of_either_stands_in_the_same_queue() {
             assert_eq!(java.reply("a"), "ok");
             java.run("a", &format!("unlock {}", Kind::Fair.named(&name)));
             observer.clear();
-            hold_as_redisson(&mut server.connection(), &name, LONG);
+            hold_as_redisson(&mut server.connection(), &name, LONG_LEASE);
             let lock = client.fair_lock(&name);
             let waits = spawn(move || lock.lock().unwrap().unlock().unwrap());
             let owner = first_in_line();
@@ -529,7 +529,7 @@ fn each_library_does_with_the_rights_to_its_own_keys_and_channels() {
         let (rights, _) = rights.split_once("\n\n").unwrap();
         let words = rights.split([' ', '\n', '`']).filter(|it| it.starts_with(['~', '&']));
         theirs.set(&words.collect::<Vec<_>>());
-        let mut java = Redisson::at(&Jvm::shared(version), theirs.url(), LONG);
+        let mut java = Redisson::at(&Jvm::shared(version), theirs.url(), LONG_LEASE);
         let client = client(&server);
         for kind in Kind::all(version) {
             let (name, lock) =

@@ -22,7 +22,7 @@ use redlatch_testkit::{Job, Server, Worker};
 
 const NAME: &str = "exclusive";
 /// A lease that is short enough for a test to wait for its end.
-const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
+const LEASE: Duration = Duration::from_millis(6 * TIME_UNIT.as_millis() as u64);
 
 /// Returns the time in ns on the clock that measures leases, which is the same in all processes.
 fn now() -> u64 {
@@ -333,7 +333,7 @@ impl Run {
         ];
         let args: Vec<_> = args.iter().map(String::as_str).collect();
         let mut worker = Worker::spawn_test("exclusion::worker", self.role, &args);
-        worker.expect_line("starts", SOON);
+        worker.expect_line("starts", TIMEOUT);
         self.workers.push(worker);
     }
 
@@ -348,7 +348,7 @@ impl Run {
         // The run may be slow, but in each wait at least one further stay must begin.
         let mut so_far = count();
         while so_far < all {
-            wait_until("another one is let in", SOON, || count() > so_far);
+            wait_until("another one is let in", TIMEOUT, || count() > so_far);
             so_far = count();
         }
     }
@@ -356,7 +356,7 @@ impl Run {
     /// Returns the worker that has the lock at this moment.
     fn wait_inside(&self) -> usize {
         let mut found = None;
-        wait_until("somebody is inside", SOON, || {
+        wait_until("somebody is inside", TIMEOUT, || {
             let diary = self.so_far();
             let last = diary.lines().last().unwrap_or_default();
             let process = last.strip_prefix("begin ").and_then(|rest| rest.split(':').next());
@@ -370,7 +370,7 @@ impl Run {
     /// Whether this paused process was paused while it had the lock.
     fn is_inside(&self, process: u32) -> bool {
         // Other processes finish what they were doing.
-        thread::sleep(UNIT / 10);
+        thread::sleep(TIME_UNIT / 10);
         let diary = self.so_far();
         let last = diary.lines().rfind(|line| line.starts_with("begin")).unwrap_or_default();
         let id = last.split(' ').nth(1).unwrap_or_default();
@@ -383,7 +383,7 @@ impl Run {
             worker.send_line("stop");
         }
         for worker in &mut self.workers {
-            let grants = worker.expect_line("grants", SOON);
+            let grants = worker.expect_line("grants", TIMEOUT);
             println!("process {}: {grants}", worker.pid());
         }
         self.workers.clear();
@@ -399,10 +399,10 @@ impl Run {
 
 #[test]
 fn threads_of_several_processes_are_never_inside_together() {
-    let run = Run::start("contender", LONG, 3);
+    let run = Run::start("contender", LONG_LEASE, 3);
     run.wait_stays(3_000);
     // The last threads may only just have begun.
-    wait_until("each thread is let in", SOON, || {
+    wait_until("each thread is let in", TIMEOUT, || {
         let diary = run.so_far();
         let stays = diary.lines().filter_map(|line| line.strip_prefix("begin "));
         let threads = stays.filter_map(|stay| stay.split(' ').next()?.rsplit_once(':'));

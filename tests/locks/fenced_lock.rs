@@ -33,7 +33,7 @@ fn see(redis: &mut Connection, name: &str, guard: &FencedLockGuard) -> u64 {
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
-    let client = Client::builder(job.arg(0)).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(job.arg(0)).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let (name, threads) = (job.arg(1).to_owned(), job.arg(2).parse::<usize>().unwrap());
     let redis = redis::Client::open(job.arg(0)).unwrap();
     job.say("ready");
@@ -62,13 +62,13 @@ fn tokens_grow_with_every_turn_of_threads_and_processes() {
     let processes = [1, 4, 4].map(|threads: usize| {
         let args = [&*server.url(), "growing", &threads.to_string()];
         let mut process = Worker::spawn_test("fenced_lock::worker", "turns", &args);
-        process.expect_line("ready", SOON);
+        process.expect_line("ready", TIMEOUT);
         process
     });
     let mut processes = Vec::from(processes);
     processes.iter_mut().for_each(|process| process.send_line("go"));
     for process in &mut processes {
-        process.expect_line("done", SOON);
+        process.expect_line("done", TIMEOUT);
     }
     let redis = &mut server.connection();
     let (seen, last): (u64, u64) =
@@ -109,7 +109,7 @@ fn re_entry_keeps_the_token() {
     assert!(lock.try_lock().unwrap().into_option().is_none());
     let token = later.token();
     later.unlock().unwrap();
-    let last = lock.try_lock_for(SOON).unwrap().into_option().expect("it is free");
+    let last = lock.try_lock_for(TIMEOUT).unwrap().into_option().expect("it is free");
     assert!(last.token() > token);
 }
 
@@ -118,7 +118,7 @@ fn every_verb_gives_a_token_or_the_plain_guard() {
     let server = server();
     let lock = client(&server).fenced_lock("verbs");
     let mut seen = Vec::new();
-    seen.push(lock.lock_within(Wait::at_most(SOON)).unwrap().into_option().unwrap().token());
+    seen.push(lock.lock_within(Wait::at_most(TIMEOUT)).unwrap().into_option().unwrap().token());
     seen.push(lock.with(|guard| Ok::<_, redlatch::Error>(guard.token())).unwrap());
     let fixed = lock.with_lease(Duration::from_secs(5));
     seen.push(fixed.lock().unwrap().token());

@@ -42,7 +42,8 @@ fn the_lock_stays_taken_from_one_guard_to_the_next() {
         let ticket = ticket(&giver, name);
         assert_eq!(owner(&mut redis, name).unwrap(), ticket.owner().as_str());
         assert!(
-            (KEEP - LONG..=KEEP).contains(&Duration::from_millis(pttl(&mut redis, name) as u64))
+            (KEEP - LONG_LEASE..=KEEP)
+                .contains(&Duration::from_millis(pttl(&mut redis, name) as u64))
         );
         assert!(lock.is_locked().unwrap() && lock.try_lock().unwrap().into_option().is_none());
         let status = third.status(name).unwrap();
@@ -53,7 +54,10 @@ fn the_lock_stays_taken_from_one_guard_to_the_next() {
         assert_eq!((guard.name(), guard.state()), (name, HoldState::Held));
         assert!(guard.owner().unwrap().as_str().starts_with(taker.id()));
         assert_eq!(owner(&mut redis, name).unwrap(), guard.owner().unwrap().as_str());
-        assert!(guard.remaining() <= LONG && pttl(&mut redis, name) <= LONG.as_millis() as i64);
+        assert!(
+            guard.remaining() <= LONG_LEASE
+                && pttl(&mut redis, name) <= LONG_LEASE.as_millis() as i64
+        );
         assert!(lock.try_lock().unwrap().into_option().is_none());
         // The adopter makes another ticket from its guard, and the third client adopts this ticket.
         let next = guard.into_ticket(KEEP).unwrap();
@@ -72,13 +76,13 @@ fn a_successor_adopts_the_lock_of_a_process_that_is_gone() {
     for kills in [true, false] {
         let args = [&*server.url(), "deployed"];
         let mut process = Worker::spawn_test("ticket::worker", "hands over", &args);
-        let line = process.expect_line("ticket ", SOON);
+        let line = process.expect_line("ticket ", TIMEOUT);
         let ticket: Ticket = line.trim().parse().unwrap();
         if kills {
             process.sigkill();
         } else {
             process.send_line("shut down");
-            process.expect_line("done", SOON);
+            process.expect_line("done", TIMEOUT);
         }
         assert!(successor.fenced_lock("deployed").is_locked().unwrap());
         successor.adopt_fenced(&ticket).unwrap().unlock().unwrap();
@@ -89,7 +93,7 @@ fn a_successor_adopts_the_lock_of_a_process_that_is_gone() {
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
-    let client = Client::builder(job.arg(0)).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(job.arg(0)).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let guard = client.fenced_lock(job.arg(1)).lock_owned().unwrap();
     let ticket = guard.into_ticket(KEEP).unwrap();
     job.say(&format!("ticket {ticket}"));
@@ -139,12 +143,12 @@ fn waiters_wait_on_and_get_the_lock_after_the_adopter() {
     let ticket = guard.into_ticket(KEEP).unwrap();
     wait_in_line(&server, "queued", 2);
     let guard = taker.adopt(&ticket).unwrap();
-    thread::sleep(UNIT);
+    thread::sleep(TIME_UNIT);
     assert!(!theirs.is_finished() && !beside.is_finished() && guard.is_held());
     guard.unlock().unwrap();
     theirs.join();
     beside.join();
-    wait_free(&server, "queued", SOON);
+    wait_free(&server, "queued", TIMEOUT);
 }
 
 /// A thread of the adopter's process waits in Redis's queue. This thread sends the requests of its
@@ -178,32 +182,32 @@ fn an_adoption_beside_waiting_threads_of_its_process_leaves_them_in_line() {
     assert!(guard.is_held() && !first.is_finished() && !theirs.is_finished());
     wait_in_line(&server, "beside", 2);
     guard.unlock().unwrap();
-    wait_until("the first in line has it", SOON, || {
+    wait_until("the first in line has it", TIMEOUT, || {
         let now = owner(&mut redis, "beside").unwrap();
         now.starts_with(taker.id()) && now != own
     });
     for _ in 0..10 {
         assert_eq!(redis.llen::<_, usize>("redlatch_queue:{beside}").unwrap(), 1, "the third's");
-        thread::sleep(UNIT / 10);
+        thread::sleep(TIME_UNIT / 10);
     }
     leave.send(()).unwrap();
     first.join();
     theirs.join();
     later.into_iter().for_each(Running::join);
-    wait_free(&server, "beside", SOON);
+    wait_free(&server, "beside", TIMEOUT);
 }
 
 #[test]
 fn a_ticket_that_nobody_adopts_ends_with_its_lease() {
     let server = server();
-    let (giver, taker) = (watched(&server, RENEWED), client(&server));
+    let (giver, taker) = (watched(&server, SHORT_LEASE), client(&server));
     let guard = owned(&giver, "late");
     let calls = Arc::new(AtomicUsize::new(0));
     let called = Arc::clone(&calls);
     guard.on_lost(move |_| {
         called.fetch_add(1, Ordering::SeqCst);
     });
-    let ticket = guard.into_ticket(3 * UNIT).unwrap();
+    let ticket = guard.into_ticket(3 * TIME_UNIT).unwrap();
     // The giver's client lives on, but does not renew the ticket's lease.
     taker.reentrant_lock("late").lock().unwrap().unlock().unwrap();
     is_not_held(taker.adopt(&ticket));
@@ -215,13 +219,13 @@ fn a_ticket_that_nobody_adopts_ends_with_its_lease() {
 #[test]
 fn the_watchdog_renews_an_adopted_lock() {
     let server = server();
-    let (giver, taker) = (client(&server), watched(&server, RENEWED));
+    let (giver, taker) = (client(&server), watched(&server, SHORT_LEASE));
     let guard = taker.adopt(&ticket(&giver, "renewed")).unwrap();
     wait_renewed(&server, "renewed");
     assert!(guard.is_held());
     taker.shutdown();
     assert_eq!(guard.state(), HoldState::Lost(redlatch::LostReason::ShutDown));
-    wait_free(&server, "renewed", SOON);
+    wait_free(&server, "renewed", TIMEOUT);
 }
 
 #[test]
@@ -337,7 +341,7 @@ fn a_ticket_is_not_adopted_again_while_the_end_of_its_hold_is_unknown() {
     on(&proxy, ticket.owner().to_string(), 1, Action::LoseReply);
     is_not_held(taker.adopt(&ticket));
     proxy.clear_rules();
-    wait_free(&server, "ended", SOON);
+    wait_free(&server, "ended", TIMEOUT);
     is_not_held(taker.adopt(&ticket));
 }
 
@@ -358,7 +362,7 @@ fn a_ticket_without_a_reply_is_asked_for_once_more_or_released() {
         is_clear(refused.error(), "given", "in the background");
         assert!(refused.into_guard().is_none());
         proxy.clear_rules();
-        wait_free(&server, "given", SOON);
+        wait_free(&server, "given", TIMEOUT);
     }
 }
 
@@ -375,7 +379,7 @@ fn a_guard_that_cannot_be_handed_over_comes_back() {
         ("several locks", several.lock_owned().unwrap().into()),
         (
             "least time",
-            client.reentrant_lock("least").with_hold_at_least(LONG).lock_owned().unwrap(),
+            client.reentrant_lock("least").with_hold_at_least(LONG_LEASE).lock_owned().unwrap(),
         ),
     ];
     for (why, guard) in guards {
@@ -411,8 +415,8 @@ fn a_lock_that_was_lost_or_is_in_doubt_is_not_handed_over() {
     assert!(refused.to_string().contains("take it again"), "{refused}");
     refused.into_guard().unwrap().unlock().unwrap();
 
-    let guard = lock.with_lease(UNIT).lock_owned().unwrap();
-    wait_until("it is lost", SOON, || !guard.is_held());
+    let guard = lock.with_lease(TIME_UNIT).lock_owned().unwrap();
+    wait_until("it is lost", TIMEOUT, || !guard.is_held());
     let refused = guard.into_ticket(KEEP).unwrap_err();
     assert_eq!(refused.error().kind(), ErrorKind::LeaseLost, "{refused}");
     assert!(refused.into_guard().is_some_and(|guard| !guard.is_held()));
@@ -426,7 +430,7 @@ fn a_lock_that_was_lost_or_is_in_doubt_is_not_handed_over() {
     guard.unlock().unwrap();
     let error: Error = owned(&client, "dropped").into_ticket(Duration::ZERO).unwrap_err().into();
     assert_eq!(error.kind(), ErrorKind::Config);
-    wait_free(&server, "dropped", SOON);
+    wait_free(&server, "dropped", TIMEOUT);
 }
 
 /// Both clients have the prefix, and the ticket has none.

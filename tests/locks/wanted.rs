@@ -11,8 +11,9 @@ use redlatch::{Client, Lock, LockGuard, OwnedLockGuard};
 use redlatch_testkit::Server;
 
 use crate::common::{
-    HOUR, LONG, RENEWED, SOON, UNIT, channel, client, has_own_process, own_channel, server, spawn,
-    wait_in_line, wait_subscribed, wait_until, watched, without_room_for_threads,
+    HOUR, LONG_LEASE, SHORT_LEASE, TIME_UNIT, TIMEOUT, channel, client, has_own_process,
+    own_channel, server, spawn, wait_in_line, wait_subscribed, wait_until, watched,
+    without_room_for_threads,
 };
 
 /// How many times a callback was called.
@@ -38,7 +39,7 @@ impl Calls {
     }
 
     fn wait(&self, calls: usize) {
-        wait_until("the holder hears", SOON, || self.so_far() >= calls);
+        wait_until("the holder hears", TIMEOUT, || self.so_far() >= calls);
         assert_eq!(self.so_far(), calls);
     }
 }
@@ -101,7 +102,7 @@ fn a_holder_of_any_kind_hears_by_message() {
         let calls = Calls::of(&guard);
         listens(&server, &guard);
         // The holder sends its first query after 100 ms.
-        thread::sleep(UNIT * 3);
+        thread::sleep(TIME_UNIT * 3);
         assert!(!guard.is_wanted(), "{}", guard.name());
         assert_eq!(calls.so_far(), 0, "{}", guard.name());
         let waits = spawn(waiter);
@@ -130,7 +131,7 @@ fn a_holder_listens_first_and_then_looks() {
 #[test]
 fn a_holder_whose_message_is_lost_hears_at_its_renewal() {
     let server = server();
-    let client = watched(&server, RENEWED);
+    let client = watched(&server, SHORT_LEASE);
     // The first lock requests a message when others wait, and the second lock does not.
     for (name, lock) in [
         ("told", client.reentrant_lock("told").with_wanted()),
@@ -138,17 +139,17 @@ fn a_holder_whose_message_is_lost_hears_at_its_renewal() {
     ] {
         let guard = lock.lock().unwrap();
         let calls = Calls::of(&guard);
-        thread::sleep(UNIT * 3);
+        thread::sleep(TIME_UNIT * 3);
         let queue = format!("redlatch_queue:{{{name}}}");
         for times in 1..=2 {
             wait_unsaid(&server, &queue);
             let begun = Instant::now();
             calls.wait(times);
-            assert!(begun.elapsed() < RENEWED, "{:?}", begun.elapsed());
+            assert!(begun.elapsed() < SHORT_LEASE, "{:?}", begun.elapsed());
             assert!(guard.is_wanted());
             // The waiter gives up.
             let _: usize = server.connection().del(&queue).unwrap();
-            wait_until("it is wanted no longer", SOON, || !guard.is_wanted());
+            wait_until("it is wanted no longer", TIMEOUT, || !guard.is_wanted());
         }
         assert_eq!(calls.so_far(), 2);
         guard.unlock().unwrap();
@@ -159,13 +160,13 @@ fn a_holder_whose_message_is_lost_hears_at_its_renewal() {
 fn a_hold_with_a_fixed_lease_looks_at_each_third_of_it() {
     let server = server();
     let client = client(&server);
-    let lock = client.reentrant_lock("fixed").with_lease(RENEWED);
+    let lock = client.reentrant_lock("fixed").with_lease(SHORT_LEASE);
     for lock in [lock.with_wanted(), lock] {
         let guard = lock.lock().unwrap();
         let calls = Calls::of(&guard);
-        thread::sleep(RENEWED / 2);
+        thread::sleep(SHORT_LEASE / 2);
         wait_unsaid(&server, "redlatch_queue:{fixed}");
-        wait_until("the holder hears", RENEWED / 2, || calls.so_far() == 1);
+        wait_until("the holder hears", SHORT_LEASE / 2, || calls.so_far() == 1);
         assert!(guard.is_held());
         let _: usize = server.connection().del("redlatch_queue:{fixed}").unwrap();
         guard.unlock().unwrap();
@@ -176,41 +177,42 @@ fn a_hold_with_a_fixed_lease_looks_at_each_third_of_it() {
 #[test]
 fn a_holder_with_a_fixed_lease_whose_message_is_lost_looks_again() {
     let server = server();
-    let lock = client(&server).reentrant_lock("fixed").with_lease(RENEWED * 2).with_wanted();
+    let lock = client(&server).reentrant_lock("fixed").with_lease(SHORT_LEASE * 2).with_wanted();
     let guard = lock.lock().unwrap();
     // The holder has sent its first query.
-    thread::sleep(UNIT * 5);
+    thread::sleep(TIME_UNIT * 5);
     wait_unsaid(&server, "redlatch_queue:{fixed}");
-    wait_until("the holder looks", RENEWED, || guard.is_wanted());
+    wait_until("the holder looks", SHORT_LEASE, || guard.is_wanted());
     assert!(guard.is_held());
     let _: usize = server.connection().del("redlatch_queue:{fixed}").unwrap();
-    wait_until("it is wanted no longer", RENEWED, || !guard.is_wanted());
+    wait_until("it is wanted no longer", SHORT_LEASE, || !guard.is_wanted());
 }
 
 #[test]
 fn a_holder_finds_redissons_waiters_at_its_renewal() {
     let server = server();
-    let guard = watched(&server, RENEWED).reentrant_lock("shared").with_wanted().lock().unwrap();
+    let guard =
+        watched(&server, SHORT_LEASE).reentrant_lock("shared").with_wanted().lock().unwrap();
     let calls = Calls::of(&guard);
     let mut redisson = server.connection();
     redis::cmd("SUBSCRIBE").arg(channel("shared")).exec(&mut redisson).unwrap();
     calls.wait(1);
     assert!(guard.is_wanted());
     drop(redisson);
-    wait_until("it is wanted no longer", SOON, || !guard.is_wanted());
+    wait_until("it is wanted no longer", TIMEOUT, || !guard.is_wanted());
 }
 
 #[test]
 fn a_holder_asks_again_when_it_may_have_missed_a_message() {
     let server = server();
     // On a slow machine, the first look may come after the waiter.
-    wait_until("the holder looks before the waiter comes", SOON, || {
+    wait_until("the holder looks before the waiter comes", TIMEOUT, || {
         let guard = watched(&server, HOUR).reentrant_lock("missed").with_wanted().lock().unwrap();
         let calls = Calls::of(&guard);
         listens(&server, &guard);
-        thread::sleep(UNIT * 5);
+        thread::sleep(TIME_UNIT * 5);
         wait_unsaid(&server, "redlatch_queue:{missed}");
-        thread::sleep(UNIT);
+        thread::sleep(TIME_UNIT);
         let looked_before = calls.so_far() == 0;
         let mut redis = server.connection();
         let _: usize =
@@ -228,13 +230,14 @@ fn a_thread_of_the_same_process_wants_the_lock_each_time_that_it_comes() {
         let guard = lock.lock().unwrap();
         let calls = Calls::of(&guard);
         for times in 1..=3 {
-            let (waiter, wait) = (lock.clone(), UNIT * 20);
+            let (waiter, wait) = (lock.clone(), TIME_UNIT * 20);
             let waits = spawn(move || waiter.try_lock_for(wait).unwrap().into_option().is_some());
             calls.wait(times);
             assert!(guard.is_wanted());
             // A second waiter changes nothing.
             let second = lock.clone();
-            let more = spawn(move || second.try_lock_for(UNIT).unwrap().into_option().is_some());
+            let more =
+                spawn(move || second.try_lock_for(TIME_UNIT).unwrap().into_option().is_some());
             assert!(!more.join() && !waits.join());
             assert!(!guard.is_wanted());
         }
@@ -306,7 +309,7 @@ fn a_callback_needs_no_new_thread() {
     let guard = lock.lock_owned().unwrap();
     let calls = Calls::of(&guard);
     without_room_for_threads(|| {
-        assert!(lock.try_lock_for(UNIT).unwrap().into_option().is_none());
+        assert!(lock.try_lock_for(TIME_UNIT).unwrap().into_option().is_none());
         calls.wait(1);
     });
     guard.unlock().unwrap();
@@ -372,11 +375,11 @@ fn a_guard_that_has_left_is_called_no_more() {
 #[test]
 fn a_guard_is_called_again_after_a_wait_on_a_condition() {
     let server = server();
-    let (holder, other) = (watched(&server, RENEWED), watched(&server, RENEWED));
+    let (holder, other) = (watched(&server, SHORT_LEASE), watched(&server, SHORT_LEASE));
     for (name, lock) in [
         ("hears", holder.reentrant_lock("hears").with_wanted()),
         ("asks", holder.reentrant_lock("asks")),
-        ("fixed", holder.reentrant_lock("fixed").with_lease(SOON / 2)),
+        ("fixed", holder.reentrant_lock("fixed").with_lease(TIMEOUT / 2)),
     ] {
         let (condition, guard) = (lock.condition("changed"), lock.lock().unwrap());
         let calls = Calls::of(&guard);
@@ -392,7 +395,7 @@ fn a_guard_is_called_again_after_a_wait_on_a_condition() {
         condition.wait(&guard).unwrap();
         assert!(!guard.is_wanted());
         // The holder has sent its first query.
-        thread::sleep(UNIT * 5);
+        thread::sleep(TIME_UNIT * 5);
         assert_eq!(calls.so_far(), 1);
         go.send(()).unwrap();
         calls.wait(2);
@@ -436,7 +439,7 @@ fn a_holder_that_does_not_want_to_hear_is_told_nothing() {
         return;
     }
     let server = server();
-    let (holder, other) = (watched(&server, LONG), watched(&server, LONG));
+    let (holder, other) = (watched(&server, LONG_LEASE), watched(&server, LONG_LEASE));
     let mut messages = server.connection();
     redis::cmd("PSUBSCRIBE").arg("*{redlatch:*").exec(&mut messages).unwrap();
     let guard = holder.reentrant_lock("quiet").lock().unwrap();

@@ -9,12 +9,12 @@ use redlatch::{Client, ErrorKind, HoldState, Lock, LostReason, MultiLock, Waited
 use redlatch_testkit::Server;
 
 /// A lease or a time limit whose end a test waits for.
-const SHORT: Duration = Duration::from_millis(10 * UNIT.as_millis() as u64);
+const SHORT: Duration = Duration::from_millis(10 * TIME_UNIT.as_millis() as u64);
 
 /// Returns two clients whose leases are longer than a machine stands still (five seconds). With
 /// many servers a machine may stand still for this long.
 fn two(server: &Server) -> [Client; 2] {
-    [(); 2].map(|()| watched(server, RENEWED * 3))
+    [(); 2].map(|()| watched(server, SHORT_LEASE * 3))
 }
 
 /// The version of Redis with which the server is compatible.
@@ -63,7 +63,7 @@ fn excludes<L: Lock + Clone + Send + 'static>(
     waits.join();
 
     // A message grants the lock to the other client, in both directions.
-    at_once(|| {
+    woken_by_message(|| {
         for (from, to) in [(&one, &other), (&other, &one)] {
             let guard = from.lock().unwrap();
             let to = to.clone();
@@ -80,14 +80,14 @@ fn excludes<L: Lock + Clone + Send + 'static>(
 
     // A message grants the lock with a fixed lease. It then stays held until the end of that lease.
     let guard = one.lock().unwrap();
-    let leased = lease(&other, LONG);
+    let leased = lease(&other, LONG_LEASE);
     let waits = spawn(move || leased.lock_owned().unwrap());
     waits.wait_queued();
     guard.unlock().unwrap();
     let guard = waits.join();
-    wait_until("it has all of its lease", SOON, || guard.remaining() > LONG / 2);
+    wait_until("it has all of its lease", TIMEOUT, || guard.remaining() > LONG_LEASE / 2);
     guard.unlock().unwrap();
-    lease(&one, LONG).lock().unwrap().leave_to_expire().unwrap();
+    lease(&one, LONG_LEASE).lock().unwrap().leave_to_expire().unwrap();
     assert!(other.try_lock().unwrap().into_option().is_none());
     assert!(other.force_unlock().unwrap());
 
@@ -96,7 +96,7 @@ fn excludes<L: Lock + Clone + Send + 'static>(
     let (sender, lost) = mpsc::channel();
     guard.on_lost(move |reason| sender.send(reason).unwrap());
     assert!(other.force_unlock().unwrap());
-    assert_eq!(lost.recv_timeout(SOON), Ok(LostReason::Revoked));
+    assert_eq!(lost.recv_timeout(TIMEOUT), Ok(LostReason::Revoked));
     assert!(guard.unlock().is_err());
     assert!(!one.is_locked().unwrap());
 }
@@ -191,7 +191,7 @@ fn a_semaphore_works() {
     waits.wait_queued();
     drop(permits);
     waits.join();
-    wait_until("both are there", SOON, || other.available_permits().unwrap() == 2);
+    wait_until("both are there", TIMEOUT, || other.available_permits().unwrap() == 2);
     other.add_permits(1).unwrap();
     assert_eq!(one.drain_permits().unwrap(), 3);
     assert!(one.release_forgotten_if_exists(1).unwrap());
@@ -200,8 +200,8 @@ fn a_semaphore_works() {
     assert_eq!(one.available_permits().unwrap(), 6);
     assert!(one.expire(SHORT).unwrap());
     assert!(one.time_to_live().unwrap() <= Some(SHORT));
-    wait_until("it has expired", SOON, || other.available_permits().unwrap() == 0);
-    assert!(one.try_set_permits_for(1, LONG).unwrap());
+    wait_until("it has expired", TIMEOUT, || other.available_permits().unwrap() == 0);
+    assert!(one.try_set_permits_for(1, LONG_LEASE).unwrap());
     assert!(other.expire(Duration::MAX).unwrap());
     assert!(other.delete().unwrap());
 }
@@ -214,7 +214,7 @@ fn an_expirable_semaphore_works() {
     let permit = one.acquire().unwrap();
     let left = || other.remaining_lease(&permit.id()).unwrap().unwrap();
     let mut before = left();
-    wait_until("it is renewed", SOON, || std::mem::replace(&mut before, left()) < before);
+    wait_until("it is renewed", TIMEOUT, || std::mem::replace(&mut before, left()) < before);
     assert!(other.try_acquire().unwrap().into_option().is_none());
     let waiting = other.with_lease(SHORT);
     let waits = spawn(move || waiting.acquire().unwrap().into_id());
@@ -224,15 +224,15 @@ fn an_expirable_semaphore_works() {
     // The permit's lease ends.
     let next = one.acquire().unwrap();
     assert!(!other.try_release(&id).unwrap());
-    other.update_lease_time(&next.id(), LONG).unwrap();
+    other.update_lease_time(&next.id(), LONG_LEASE).unwrap();
     assert_eq!((other.permits().unwrap(), other.acquired_permits().unwrap()), (1, 1));
     next.release().unwrap();
     other.add_permits(1).unwrap();
     assert_eq!(one.available_permits().unwrap(), 2);
-    let ids = [(); 2].map(|()| one.with_lease(LONG).acquire().unwrap().into_id());
+    let ids = [(); 2].map(|()| one.with_lease(LONG_LEASE).acquire().unwrap().into_id());
     other.release_many(&ids).unwrap();
     other.set_permits(3).unwrap();
-    assert!(other.expire(LONG).unwrap() && one.time_to_live().unwrap().is_some());
+    assert!(other.expire(LONG_LEASE).unwrap() && one.time_to_live().unwrap().is_some());
     assert!(other.expire(Duration::MAX).unwrap() && other.delete().unwrap());
 }
 
@@ -249,7 +249,7 @@ fn a_latch_works() {
     assert!(!waits.is_finished());
     other.count_down().unwrap();
     waits.join();
-    assert!(other.try_set_count_for(3, LONG).unwrap());
+    assert!(other.try_set_count_for(3, LONG_LEASE).unwrap());
     assert!(one.expire(Duration::MAX).unwrap());
     assert_eq!(other.time_to_live().unwrap(), Some(Duration::MAX));
     assert!(one.delete().unwrap());
@@ -269,7 +269,7 @@ fn a_condition_works() {
             guard.unlock().unwrap();
         });
         waits.wait_queued();
-        wait_until("it has left the lock", SOON, || !one.is_locked().unwrap());
+        wait_until("it has left the lock", TIMEOUT, || !one.is_locked().unwrap());
         waits
     };
     let waits = wait(&other);

@@ -22,7 +22,7 @@ use crate::works::{Figures, Peer, Work};
 /// The delay of the network, one way.
 const DELAY: Duration = Duration::from_micros(500);
 /// The time limit for the start of a peer's processes.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// The time limit for the end of a round. A thread that still waits then has missed its wake-up.
 const STUCK: Duration = Duration::from_secs(20);
 const LEASE: u64 = 30_000;
@@ -134,7 +134,7 @@ impl Lab {
             driver.tell("close");
         }
         for driver in self.drivers.values_mut().flatten() {
-            let _ = driver.answer("closed", PATIENCE);
+            let _ = driver.answer("closed", TIMEOUT);
         }
         cells
     }
@@ -358,7 +358,7 @@ impl Lab {
                 key = peer.key,
             ));
         }
-        self.answers(peer.program, count, "ready", PATIENCE)?;
+        self.answers(peer.program, count, "ready", TIMEOUT)?;
         self.place(work, peer);
         Ok(())
     }

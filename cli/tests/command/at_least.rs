@@ -79,7 +79,7 @@ fn the_run_ends_with_its_command_and_the_server_keeps_the_lock_for_no_longer_tha
                 assert_eq!(ends(&server.url(), &words), (7, String::new()), "{kind:?}");
                 let is_taken = theirs.try_lock().unwrap().into_option().is_none();
                 assert!(is_taken || begun.elapsed() >= LEAST, "{kind:?}");
-                let guard = theirs.try_lock_for(SOON).unwrap().into_option().expect("no hour");
+                let guard = theirs.try_lock_for(TIMEOUT).unwrap().into_option().expect("no hour");
                 let took = begun.elapsed();
                 assert!(took >= LEAST, "{kind:?}: {took:?}");
                 guard.unlock().unwrap();
@@ -125,14 +125,14 @@ fn a_signal_before_the_server_has_said_that_it_keeps_the_lock_frees_it() {
     let mut run = redlatch(&proxy.url());
     run.args(["run", "--hold-at-least", "50s", "orders", "echo", "ran"]).stdout(Stdio::piped());
     let run = run.spawn().unwrap();
-    wait_until("the raise is sent", SOON, || proxy.fired() == 1);
+    wait_until("the raise is sent", TIMEOUT, || proxy.fired() == 1);
     let mut before = None;
-    wait_until("it listens for signals", SOON, || {
+    wait_until("it listens for signals", TIMEOUT, || {
         before = slept(run.id());
         before.is_some()
     });
     kill_process(Pid::from_child(&run), Signal::TERM).unwrap();
-    wait_until("the signal is heard", SOON, || slept(run.id()) > before);
+    wait_until("the signal is heard", TIMEOUT, || slept(run.id()) > before);
     proxy.release();
     let output = run.wait_with_output().unwrap();
     assert_eq!((output.status.code(), &*output.stdout), (Some(143), &b""[..]));

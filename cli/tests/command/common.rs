@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 pub(crate) use redlatch_testkit::wait_until;
 
-pub(crate) const SOON: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 /// The list of processes when no process is left.
 pub(crate) const NOBODY: [i32; 0] = [];
 
@@ -78,7 +78,7 @@ impl Running {
     /// Returns the status. The process must end by itself.
     pub(crate) fn ends(mut self) -> Option<i32> {
         let mut ended = None;
-        wait_until("it ends", SOON, || {
+        wait_until("it ends", TIMEOUT, || {
             ended = self.wrapper.try_wait().unwrap();
             ended.is_some()
         });
@@ -167,7 +167,7 @@ impl Standstill {
 
 /// Waits until `count` processes are in a lock's queue.
 pub(crate) fn wait_in_line(client: &Client, name: &str, count: usize) {
-    wait_until("they wait", SOON, || client.status(name).unwrap().queue.len() == count);
+    wait_until("they wait", TIMEOUT, || client.status(name).unwrap().queue.len() == count);
 }
 
 /// Whether this process and its children ignore a signal, as a shell's background job ignores INT

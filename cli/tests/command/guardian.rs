@@ -48,7 +48,7 @@ fn a_guardian_that_is_killed_early_takes_no_stranger_with_it_and_lets_no_command
         BufReader::new(run.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let stranger: i32 = line.trim().parse().unwrap();
         let guardian = || children(run.id().cast_signed()).into_iter().find(|it| *it != stranger);
-        wait_until("there is a guardian", SOON, || guardian().is_some());
+        wait_until("there is a guardian", TIMEOUT, || guardian().is_some());
         thread::sleep(Duration::from_micros(round * 200));
         kill(guardian().unwrap(), Signal::KILL);
         assert_eq!(run.wait().unwrap().code(), Some(70));
@@ -110,7 +110,7 @@ fn orphans_of_the_command_that_have_ended_are_gone() {
     let mut running = start(&server.url(), &["--lease", "1500ms"], "orders", &script);
     for _ in 0..3 {
         let orphan = running.line().parse().unwrap();
-        wait_until("it is gone", SOON, || stat(orphan).is_none());
+        wait_until("it is gone", TIMEOUT, || stat(orphan).is_none());
     }
     running.signal(Signal::TERM);
     running.status();
@@ -198,7 +198,7 @@ fn max_hold_ends_the_command_of_a_run_that_is_killed_or_stopped() {
         let options = ["--lease", "1h", "--max-hold", "1", "-k", "0.3"];
         let running = start(&server.url(), &options, &format!("{signal:?}"), "exec sleep 60");
         running.signal(signal);
-        wait_until("it is dead", SOON, || alive(running.command).is_empty());
+        wait_until("it is dead", TIMEOUT, || alive(running.command).is_empty());
         let status = (signal == Signal::STOP).then_some(124);
         let _gone = kill_process(Pid::from_child(&running.wrapper), Signal::CONT);
         assert_eq!(running.ends(), status);
@@ -266,6 +266,6 @@ fn a_cgroup_is_of_one_run_alone_and_is_gone_at_its_end() {
         assert!(folder.ends_with(format!("redlatch-{owner}")), "{folder:?}");
         end(&running);
         assert_eq!(running.status(), status, "{ending}");
-        wait_until(ending, SOON, || !folder.exists());
+        wait_until(ending, TIMEOUT, || !folder.exists());
     }
 }

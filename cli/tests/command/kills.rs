@@ -61,7 +61,7 @@ fn a_process_of_the_command() {
         .collect();
     let file = File::options().write(true).open(file).unwrap();
     let begun = Instant::now();
-    while begun.elapsed() < SOON * 2 {
+    while begun.elapsed() < TIMEOUT * 2 {
         let sign = [u64::from(id()).to_ne_bytes(), now().to_ne_bytes()].concat();
         file.write_all_at(&sign, place as u64 * 16).unwrap();
         thread::sleep(Duration::from_millis(2));
@@ -171,13 +171,13 @@ impl<'a> Round<'a> {
         }
         if fault == Fault::KillGuardianAtOnce {
             let guardian = || only_child(self.wrapper.id());
-            wait_until("there is a guardian", SOON, || self.has_ended() || guardian().is_some());
+            wait_until("there is a guardian", TIMEOUT, || self.has_ended() || guardian().is_some());
             thread::sleep(Duration::from_micros(random % 15_000));
             let _gone = guardian().map(|it| kill_process(it, Signal::KILL));
             return;
         }
         let all_run = || PLACES.iter().all(|it| self.signs.of(*it).is_some());
-        wait_until("all run", SOON, || {
+        wait_until("all run", TIMEOUT, || {
             is_over.load(Ordering::Relaxed) || self.has_ended() || all_run()
         });
         thread::sleep(Duration::from_micros(random % 600_000));
@@ -293,7 +293,7 @@ fn nobody_of_the_group_lives_beside_the_next_holder() {
                     let (guard, had, alive, members) = thread::scope(|scope| {
                         let waits = scope.spawn(|| {
                             // The fault must not happen before the command has the lock.
-                            wait_until("it runs, or was killed", SOON, || {
+                            wait_until("it runs, or was killed", TIMEOUT, || {
                                 let is_killed = is_killed.load(Ordering::Relaxed);
                                 is_killed || round.has_ended() || round.signs.of(0).is_some()
                             });

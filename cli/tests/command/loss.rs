@@ -104,7 +104,7 @@ fn after_a_kill_of_the_wrapper_and_the_guardian_the_command_is_killed_at_once() 
     let (_, guardian, _) = stat(running.command).unwrap();
     running.signal(Signal::KILL);
     kill_process(Pid::from_raw(guardian).unwrap(), Signal::KILL).unwrap();
-    wait_until("it is killed", SOON, || is_dying(running.command));
+    wait_until("it is killed", TIMEOUT, || is_dying(running.command));
     assert_eq!(running.status(), None);
 }
 
@@ -147,7 +147,7 @@ fn a_command_that_leaves_its_group() {
     setpgid(None, Pid::from_raw(group.parse().unwrap())).unwrap();
     signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::default()).unwrap();
     println!("\nleft");
-    thread::sleep(SOON);
+    thread::sleep(TIMEOUT);
 }
 
 #[test]

@@ -133,7 +133,7 @@ fn a_command_whose_lock_is_wanted_from_the_start_has_a_second_to_set_its_trap() 
         let waiter = scope.spawn(|| drop(client(&server).reentrant_lock("orders").lock().unwrap()));
         wait_in_line(&watcher, "orders", 2);
         // A release skips a waiter whose client has not subscribed yet.
-        wait_until("they listen", SOON, || all_listen(&server, &watcher));
+        wait_until("they listen", TIMEOUT, || all_listen(&server, &watcher));
         let begun = Instant::now();
         guard.unlock().unwrap();
         let mut running = run.join().unwrap();

@@ -16,7 +16,7 @@ use crate::{Guard, Receipts, Scenario, Trouble};
 /// How often the program checks the processes and the stock.
 const TICK: Duration = Duration::from_millis(5);
 /// If there is no sale for this time after the end of a lease, the scenario fails.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The values that all scenarios share. Each scenario has its own keys.
 pub(crate) struct Shop<'a> {
@@ -332,7 +332,7 @@ impl Run<'_> {
                     duration(pause)
                 ))?;
             }
-        } else if pause > PATIENCE + self.scenario.lease {
+        } else if pause > TIMEOUT + self.scenario.lease {
             let why = "did a process end, or the server stop?";
             return Err(format!("no sale for {}: {why}", duration(pause)).into());
         }

@@ -15,7 +15,7 @@ use redlatch_testkit::{Job, Provided, Server, Worker};
 pub(crate) type Trouble = Box<dyn Error + Send + Sync>;
 
 /// The time limit for every step of an example.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const TICK: Duration = Duration::from_millis(5);
 
 /// The server and the name of an example.
@@ -124,13 +124,13 @@ impl Stage {
         what: &str,
         mut come: impl FnMut() -> Result<bool, Trouble>,
     ) -> Result<(), Trouble> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while !self.token.is_cancelled() {
             if come()? {
                 return Ok(());
             }
             if Instant::now() > until {
-                return Err(format!("waited {} s in vain until {what}", PATIENCE.as_secs()).into());
+                return Err(format!("waited {} s in vain until {what}", TIMEOUT.as_secs()).into());
             }
             thread::sleep(TICK);
         }

@@ -20,7 +20,7 @@ use crate::order::line::QueuedThread;
 use crate::runtime::{GrantMessage, Message, Recipient, Registered};
 use crate::waiting::Signal;
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 type FairLeadership<'a> = LeadershipGuard<'a, Arc<FairQueue>>;
 
@@ -162,7 +162,7 @@ fn queued(server: &Server, name: &str) -> Vec<u64> {
 fn the_first_thread_asks_for_all_newcomers_and_the_next_one_for_later_newcomers() {
     let server = Server::start().unwrap();
     let client = Client::connect(&server.url()).unwrap();
-    let lock = client.fair_lock("together").with_lease(SOON / 20);
+    let lock = client.fair_lock("together").with_lease(TIMEOUT / 20);
     let mut leader = first(&lock);
     let company = newcomers_behind(&lock, 2);
     let begun = clock::now();
@@ -173,7 +173,7 @@ fn the_first_thread_asks_for_all_newcomers_and_the_next_one_for_later_newcomers(
     assert_eq!(queued(&server, "together"), line);
     // The first thread in the queue asks the server when the holder's lease ends.
     let asks_within = |leader: &FairLeadership<'_>| {
-        leader.lead.as_ref().unwrap().listening.ask_at < begun + clock::nanos(SOON / 10)
+        leader.lead.as_ref().unwrap().listening.ask_at < begun + clock::nanos(TIMEOUT / 10)
     };
     assert!(asks_within(&company[0]) && !asks_within(&company[1]));
 
@@ -199,7 +199,7 @@ fn the_first_thread_asks_for_all_newcomers_and_the_next_one_for_later_newcomers(
 fn the_first_in_line_does_not_ask_before_the_lease_has_ended() {
     let server = Server::start().unwrap();
     let [client, other] = [(); 2].map(|()| Client::connect(&server.url()).unwrap());
-    let guard = other.fair_lock("ends").with_lease(SOON).lock().unwrap();
+    let guard = other.fair_lock("ends").with_lease(TIMEOUT).lock().unwrap();
     let lock = client.fair_lock("ends");
     let mut leader = first(&lock);
     let mut redis = server.connection();
@@ -264,7 +264,7 @@ fn a_message_to_a_companion_before_its_first_look_is_not_forgotten() {
     let owner = lead.request_state.entry.owner.to_string();
     let (uuid, number) = owner.split_once(':').unwrap();
     let channel = format!("redisson_lock__channel:{{redlatch:{uuid}}}");
-    wait_until("it is told", SOON, || {
+    wait_until("it is told", TIMEOUT, || {
         let said = format!("ask {number} looks");
         let mut redis = server.connection();
         let () = redis::cmd("PUBLISH").arg(&channel).arg(said).query(&mut redis).unwrap();
@@ -281,13 +281,13 @@ fn a_message_to_a_companion_before_its_first_look_is_not_forgotten() {
 #[test]
 fn threads_in_a_shared_request_that_a_limit_cut_leave_no_queue_entry() {
     let server = Server::start().unwrap();
-    let client = Client::builder(&server.url()).response_timeout(SOON).connect().unwrap();
+    let client = Client::builder(&server.url()).response_timeout(TIMEOUT).connect().unwrap();
     let held = Client::connect(&server.url()).unwrap().fair_lock("cut").lock().unwrap();
     let lock = client.fair_lock("cut");
     let mut leader = first(&lock);
     let company = newcomers_behind(&lock, 3);
     server.pause();
-    let limited = Limit::set(Limit::new(Instant::now().checked_add(SOON / 200), None));
+    let limited = Limit::set(Limit::new(Instant::now().checked_add(TIMEOUT / 200), None));
     assert!(ask(&lock, &mut leader).is_err());
     drop(limited);
     let mut company: Vec<_> = company.iter().map(|one| take_leadership(&lock, one)).collect();
@@ -297,9 +297,9 @@ fn threads_in_a_shared_request_that_a_limit_cut_leave_no_queue_entry() {
     for one in &mut company {
         assert!(matches!(ask(&lock, one), Ok(Try::Busy(_))), "it does not ask for itself");
     }
-    wait_until("the others have left", SOON, || queued(&server, "cut") == rest);
+    wait_until("the others have left", TIMEOUT, || queued(&server, "cut") == rest);
     drop(company);
-    wait_until("all have left", SOON, || queued(&server, "cut").is_empty());
+    wait_until("all have left", TIMEOUT, || queued(&server, "cut").is_empty());
     held.unlock().unwrap();
     assert!(holder(&server, "cut").is_empty());
 }
@@ -325,7 +325,7 @@ fn queued_leader(lock: &FairLock) -> FairLeadership<'_> {
     let mut leader = first(lock);
     assert!(matches!(ask(lock, &mut leader).unwrap(), Try::Busy(_)));
     let site = &lock.handle.site;
-    wait_until("it listens", SOON, || site.core.pubsub.is_own_confirmed(&site.name));
+    wait_until("it listens", TIMEOUT, || site.core.pubsub.is_own_confirmed(&site.name));
     leader
 }
 
@@ -359,11 +359,11 @@ fn a_grant_that_comes_when_a_passed_hold_was_taken_is_given_back() {
     pass(&lock, &leader);
     let Lead { listening, request_state: entry } = leader.lead.as_mut().unwrap();
     assert!(entry.collect(listening).is_some());
-    let grant = GrantMessage { now: 1, lease: SOON, details: "-", database: 0, lock: name };
+    let grant = GrantMessage { now: 1, lease: TIMEOUT, details: "-", database: 0, lock: name };
     assert!(!mailbox.recipient.receive(&Message::Grant(grant)), "no thread collects it any more");
     guard.unlock().unwrap();
     remove_expiry(&server, name);
-    wait_until("it is given back", SOON, || holder(&server, name).is_empty());
+    wait_until("it is given back", TIMEOUT, || holder(&server, name).is_empty());
 }
 
 #[test]
@@ -374,11 +374,11 @@ fn a_thread_that_gives_up_a_passed_hold_gives_back_its_own_grant_too() {
     let guard = other.fair_lock(name).lock().unwrap();
     let leader = queued_leader(&lock);
     guard.unlock().unwrap();
-    wait_until("it is granted", SOON, || {
+    wait_until("it is granted", TIMEOUT, || {
         mailbox(&leader).recipient.inbox.lock().messages.grant.is_some()
     });
     remove_expiry(&server, name);
     pass(&lock, &leader);
     drop(leader);
-    wait_until("it is given back", SOON, || holder(&server, name).is_empty());
+    wait_until("it is given back", TIMEOUT, || holder(&server, name).is_empty());
 }

@@ -17,7 +17,7 @@ use crate::config::ClientBuilder;
 use crate::runtime::{Core, Message, Session};
 use crate::scripts::LockKeys;
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn cluster() -> Servers {
     Servers::without_replicas().unwrap()
@@ -50,7 +50,7 @@ fn a_command_posted_to_a_server_that_has_lost_the_slot_was_not_sent() {
         move |outcome: Outcome| *heard.lock() = Some(outcome)
     };
     core.post(&core.route("moved"), Command::plain(&[b"DEL", b"moved"]), Arc::new(receiver));
-    wait_until("it is answered", SOON, || heard.lock().is_some());
+    wait_until("it is answered", TIMEOUT, || heard.lock().is_some());
     assert!(matches!(*heard.lock(), Some(Err(Failure::Unsent(_)))), "{:?}", heard.lock());
 }
 
@@ -71,7 +71,7 @@ fn a_lost_control_message_is_sent_again_to_its_own_server() {
         let error = Arc::new(RedisError::from(std::io::Error::other("broken")));
         let cause = Cause::said(error, "there".into());
         core.handle_control_outcome(&node, &Err(Failure::Reset(cause)));
-        wait_until("it is sent there", SOON, || published(server));
+        wait_until("it is sent there", TIMEOUT, || published(server));
         let others = &cluster.servers()[number + 1..];
         assert!(!others.iter().any(published), "it is sent elsewhere");
     }
@@ -95,7 +95,7 @@ fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
     let node = core.servers.home(b"moved");
     let moved = core.pubsub.listen(&"{moved}".into());
     let stays = core.pubsub.listen_to_own(&other);
-    wait_until("both are heard", SOON, || moved.is_confirmed() && stays.is_confirmed());
+    wait_until("both are heard", TIMEOUT, || moved.is_confirmed() && stays.is_confirmed());
     let version = stays.version();
     // The subscriber thread is stopped, and later reads all these events in this order.
     let channel = LockKeys::own_channel(&other, core.id.as_str());
@@ -103,7 +103,7 @@ fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
     let heard: u64 =
         redis::cmd("SPUBLISH").arg(channel).arg("ask 1 lock").query(&mut redis).unwrap();
     assert_eq!(heard, 1);
-    wait_until("it is held", SOON, || HELD.load(Ordering::SeqCst));
+    wait_until("it is held", TIMEOUT, || HELD.load(Ordering::SeqCst));
     let told = node.any_lane().call_once(&core.pubsub.control_message(&node));
     assert!(matches!(told, Ok(Value::Int(1))), "{told:?}");
     cluster.move_slot(slot, cluster.another(slot));
@@ -111,7 +111,7 @@ fn a_channel_whose_slot_leaves_while_it_is_given_up_disturbs_no_other() {
     assert!(matches!(asked, Ok(Value::Int(0))), "{asked:?}");
     let new = core.pubsub.listen(&format!("{{{other}}}").into());
     HOLDS.store(false, Ordering::SeqCst);
-    wait_until("all are heard", SOON, || moved.is_confirmed() && new.is_confirmed());
+    wait_until("all are heard", TIMEOUT, || moved.is_confirmed() && new.is_confirmed());
     assert!(stays.is_confirmed());
     assert_eq!(stays.version(), version, "it was asked for once more");
 }
@@ -130,16 +130,16 @@ fn without_the_right_to_ping_a_refusal_counts_for_the_channel_last_requested() {
         redis::cmd("ACL").arg(&["SETUSER", "default"]).arg(rules).exec(&mut redis).unwrap();
     };
     let moved = core.pubsub.listen(&"{moved}".into());
-    wait_until("it is heard", SOON, || moved.is_confirmed());
+    wait_until("it is heard", TIMEOUT, || moved.is_confirmed());
     rules(&["-ping"]);
     // The move makes the client unsubscribe at the old server.
     cluster.move_slot(slot, cluster.another(slot));
-    wait_until("it is heard there", SOON, || moved.is_confirmed() && moved.version() > 1);
+    wait_until("it is heard there", TIMEOUT, || moved.is_confirmed() && moved.version() > 1);
     let stays = core.pubsub.listen(&format!("allowed{{{other}}}").into());
-    wait_until("another one is heard", SOON, || stays.is_confirmed());
+    wait_until("another one is heard", TIMEOUT, || stays.is_confirmed());
     rules(&["resetchannels", "&redisson_lock__channel:*", "&allowed*"]);
     let refused = core.pubsub.listen(&format!("refused {{{other}}}").into());
-    wait_until("it is refused", SOON, || {
+    wait_until("it is refused", TIMEOUT, || {
         matches!(refused.confirmation(), Confirmation::Refused(_))
     });
     assert!(stays.is_confirmed());

@@ -216,7 +216,7 @@ mod tests {
     use crate::config::ClientBuilder;
     use crate::runtime::Session;
 
-    const SOON: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
     const LEASE: Duration = Duration::from_secs(60);
 
     #[test]
@@ -230,14 +230,14 @@ mod tests {
         let commands = [echo(b"one"), echo(b"two"), echo(b"three")];
         let none = io::Error::other("none can be had");
         let none = Failure::Unsent(Cause::new(none, own.endpoint.health()));
-        let outcomes = own.exchange_over_lanes(&commands, Instant::now() + SOON, &none);
+        let outcomes = own.exchange_over_lanes(&commands, Instant::now() + TIMEOUT, &none);
         let replies = ["one", "two", "three"].map(|it| Value::BulkString(it.into()));
         assert_eq!(outcomes.into_iter().map(Result::unwrap).collect::<Vec<_>>(), replies);
         server.pause();
         let begun = Instant::now();
         let until = begun + Duration::from_millis(100);
         let outcomes = own.exchange_over_lanes(&commands, until, &none);
-        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < TIMEOUT, "{:?}", begun.elapsed());
         assert!(outcomes.iter().all(|it| matches!(it, Err(Failure::TimedOut(_)))), "{outcomes:?}");
         server.resume();
         // Each caller gets its own reply.

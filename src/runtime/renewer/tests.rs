@@ -14,7 +14,7 @@ use crate::lease::{Debtor, KeepAlive, Renewal, RenewalOutcome, Task};
 use crate::runtime::{Message, Session};
 use crate::scripts::renewal::{Longer, RenewalKind};
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_secs(60);
 
 fn session(server: &Server, unclaimed: fn(&Arc<Core>, u64, &Message<'_>)) -> Session {
@@ -33,7 +33,7 @@ impl Clumsy {
     }
 
     fn wait_called(&self, times: usize) {
-        wait_until("it is called again", SOON, || self.0.load(Ordering::SeqCst) >= times);
+        wait_until("it is called again", TIMEOUT, || self.0.load(Ordering::SeqCst) >= times);
     }
 }
 
@@ -65,7 +65,7 @@ fn a_renewal_whose_answer_was_lost_in_a_panic_has_failed() {
         }
     });
     core.watchdog.renew_now(renewals.into());
-    wait_until("both have heard of it", SOON, || heard.lock().len() == 2);
+    wait_until("both have heard of it", TIMEOUT, || heard.lock().len() == 2);
     assert_eq!(*heard.lock(), [("first", true), ("second", true)]);
 }
 
@@ -110,14 +110,14 @@ impl KeepAlive for Hopeless {
 #[test]
 fn a_keep_alive_that_panics_ends_with_the_client() {
     let server = Server::start().unwrap();
-    let config = ClientBuilder::new(&server.url()).response_timeout(SOON / 100).config;
+    let config = ClientBuilder::new(&server.url()).response_timeout(TIMEOUT / 100).config;
     let session = Session::open(&server.url(), config, ignore).unwrap();
     let core = Arc::downgrade(session.core());
     let hopeless = Arc::new(Hopeless) as _;
     session.core().watchdog.schedule(&"hopeless".into(), &hopeless, LEASE);
     drop(session);
     // The renewer keeps a reference to the core until it ends.
-    wait_until("all threads have ended", SOON, || core.strong_count() == 0);
+    wait_until("all threads have ended", TIMEOUT, || core.strong_count() == 0);
 }
 
 #[derive(Default)]
@@ -206,7 +206,7 @@ fn a_renewal_waits_for_one_packet_of_cleanups_and_no_more() {
         });
     }
     drop(go_on);
-    wait_until("all are sent", SOON, || settled.load(Ordering::SeqCst) == MANY);
+    wait_until("all are sent", TIMEOUT, || settled.load(Ordering::SeqCst) == MANY);
     let first = *renewed_after.lock();
     assert!(first.is_some_and(|after| after <= NAMES_PER_CALL), "after {first:?} of {MANY}");
 }
@@ -240,11 +240,11 @@ fn a_panic_of_the_subscribers_is_an_outage_and_ends_nothing() {
     let own = core.pubsub.listen_to_own("name");
     let mut redis = server.connection();
     let channel = format!("redisson_lock__channel:{{redlatch:{}}}", core.id.as_str());
-    wait_until("it hears again", SOON, || {
+    wait_until("it hears again", TIMEOUT, || {
         let heard: u64 =
             redis::cmd("PUBLISH").arg(&channel).arg("ask 1 lock").query(&mut redis).unwrap();
         heard > 0 && CLUMSY.0.load(Ordering::SeqCst) > 1
     });
-    wait_until("it is confirmed again", SOON, || own.is_confirmed());
+    wait_until("it is confirmed again", TIMEOUT, || own.is_confirmed());
     assert!(own.version() > 1, "messages missed meanwhile are not asked for");
 }

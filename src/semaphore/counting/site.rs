@@ -502,14 +502,14 @@ mod tests {
 
     const VALID_FOR: Duration = Duration::from_millis(500);
     const MEMORY: Duration = Duration::from_secs(2);
-    const SOON: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     fn too_few() -> Error {
         Error::new(ErrorKind::TooFewReplicas, "too few replicas".to_owned())
     }
 
     fn session(url: &str) -> Session {
-        let config = ClientBuilder::new(url).response_timeout(SOON).config;
+        let config = ClientBuilder::new(url).response_timeout(TIMEOUT).config;
         Session::open(url, config, |_, _, _| {}).unwrap()
     }
 
@@ -559,7 +559,7 @@ mod tests {
         site.core.watchdog.clean_up(Cleanup::debt(&site.name, Arc::new(Pays(sender))));
         // At the second call of `command`, all replies to the first packet have been read.
         for _ in 0..2 {
-            paid.recv_timeout(SOON).unwrap();
+            paid.recv_timeout(TIMEOUT).unwrap();
         }
     }
 
@@ -573,7 +573,7 @@ mod tests {
         let (request_id, asked) = take(&site);
         thread::sleep(MEMORY + VALID_FOR);
         assert!(site.take_back(request_id, asked, 3, too_few()).outcome_unknown());
-        wait_until("they are given back", SOON, || free(&site) == 5);
+        wait_until("they are given back", TIMEOUT, || free(&site) == 5);
     }
 
     /// The new server never received the request that took the permits.
@@ -608,7 +608,7 @@ mod tests {
         proxy.on_request("redisson_sc", Action::Silence);
         let error = thread::scope(|scope| {
             let error = scope.spawn(|| site.take_back(request_id, asked, 3, too_few()));
-            proxy.wait_fired(1, SOON);
+            proxy.wait_fired(1, TIMEOUT);
             thread::sleep(MEMORY + VALID_FOR);
             proxy.cut_all();
             error.join().unwrap()

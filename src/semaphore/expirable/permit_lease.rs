@@ -270,7 +270,7 @@ mod tests {
     use crate::semaphore::permits::{self, PermitNeed};
     use crate::waiting::Wait;
 
-    const SOON: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     /// A release by id first takes the permit from its guard, and then removes the guard's
     /// callbacks and alarm. Between these two steps, the guard's own release may run.
@@ -285,7 +285,7 @@ mod tests {
         let stops = permit_lease.alarm.lock();
         thread::scope(|threads| {
             let released = threads.spawn(|| pool.release(&permit.id()));
-            wait_until("it is ended", SOON, || permit_lease.state.lock().is_over);
+            wait_until("it is ended", TIMEOUT, || permit_lease.state.lock().is_over);
             assert_eq!(permit.state(), HoldState::Released);
             drop(stops);
             released.join().unwrap().unwrap();
@@ -299,7 +299,7 @@ mod tests {
         let client = Client::connect(&server.url()).unwrap();
         let pool = client.expirable_semaphore("pool");
         pool.set_permits(2).unwrap();
-        let terms = Terms::fixed(SOON);
+        let terms = Terms::fixed(TIMEOUT);
         let taken = permits::acquire(
             &pool.site,
             PermitNeed { permits: 2, terms: Some(terms) },

@@ -16,7 +16,7 @@ use crate::scripts::Chain;
 use crate::site::{LockNeed, QueueEntry};
 use crate::waiting::{Claim, Listening, Try, Wait};
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_secs(60);
 
 fn session(server: &Server) -> Session {
@@ -46,7 +46,7 @@ fn a_guard_whose_seat_a_later_hold_takes_says_why_its_own_was_lost() {
     first.hold().lose(LostReason::ForceUnlocked);
     let _second = admitted(&site, LEASE);
     assert_eq!(first.state(), HoldState::Lost(LostReason::ForceUnlocked));
-    assert_eq!(told.recv_timeout(SOON).unwrap(), LostReason::ForceUnlocked);
+    assert_eq!(told.recv_timeout(TIMEOUT).unwrap(), LostReason::ForceUnlocked);
 }
 
 /// If each hold kept the previous hold, the nested drops would overflow the stack.
@@ -76,7 +76,7 @@ fn an_alarm_that_goes_off_although_it_was_replaced_leaves_no_second_one() {
     for _ in 0..10 {
         assert!(Arc::clone(&site).due().is_none(), "a renewal that is not due");
     }
-    wait_until("there is one alarm", SOON, || alarms() == before);
+    wait_until("there is one alarm", TIMEOUT, || alarms() == before);
 }
 
 /// Without this alarm, the watchdogs of processes that take turns would wake up twice as often.
@@ -100,7 +100,7 @@ fn a_lock_that_processes_hand_on_keeps_an_alarm_between_its_holds() {
     };
     assert!(!keeps_alarm(Chain::begun(1)), "nobody else wants it");
     // An attempt fails if the machine stands still after the release.
-    wait_until("it keeps one", SOON, || keeps_alarm(Chain::received(1, 1)));
+    wait_until("it keeps one", TIMEOUT, || keeps_alarm(Chain::received(1, 1)));
 }
 
 /// While the leader listens for Redisson's releases, it must also listen to the second channel.

@@ -7,7 +7,7 @@ use redis::Commands as _;
 use super::*;
 use crate::{Server, wait_until};
 
-const SOON: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn set_up() -> (Server, PlainClient) {
     let server = Server::start().unwrap();
@@ -56,7 +56,7 @@ fn hammer<H: Send + 'static>(
         }
     }
     for end in ends {
-        end.recv_timeout(6 * SOON).unwrap();
+        end.recv_timeout(6 * TIMEOUT).unwrap();
     }
     assert!(!broken.load(Ordering::SeqCst));
 }
@@ -122,19 +122,19 @@ fn a_message_wakes_a_waiter_and_so_does_the_end_of_a_lease() {
     let mut waiter = client.lock("{x}l").handle().unwrap();
     let end = in_thread(move || waiter.lock().unwrap());
     let mut connection = server.connection();
-    wait_until("the waiter has subscribed", SOON, || {
+    wait_until("the waiter has subscribed", TIMEOUT, || {
         let channels: Vec<String> =
             redis::cmd("PUBSUB").arg("CHANNELS").query(&mut connection).unwrap();
         channels == ["redisson_lock__channel:{x}l"]
     });
     assert!(end.try_recv().is_err());
     holder.unlock().unwrap();
-    end.recv_timeout(SOON).unwrap();
+    end.recv_timeout(TIMEOUT).unwrap();
 
     let mut holder = client.lock_with_lease("m", Duration::from_millis(100)).handle().unwrap();
     holder.lock().unwrap();
     let mut waiter = client.lock("m").handle().unwrap();
-    in_thread(move || waiter.lock().unwrap()).recv_timeout(SOON).unwrap();
+    in_thread(move || waiter.lock().unwrap()).recv_timeout(TIMEOUT).unwrap();
     let channels: Vec<String> =
         redis::cmd("PUBSUB").arg("CHANNELS").query(&mut connection).unwrap();
     assert!(channels.is_empty(), "{channels:?}");
@@ -155,12 +155,12 @@ fn a_fair_lock_goes_round_in_the_order_of_arrival() {
             order.send(number).unwrap();
             handle.unlock().unwrap();
         });
-        wait_until("it is in the queue", SOON, || {
+        wait_until("it is in the queue", TIMEOUT, || {
             connection.llen::<_, usize>("redisson_lock_queue:{l}").unwrap() == number + 1
         });
     }
     holder.unlock().unwrap();
-    let seen: Vec<_> = (0..5).map(|_| seen.recv_timeout(SOON).unwrap()).collect();
+    let seen: Vec<_> = (0..5).map(|_| seen.recv_timeout(TIMEOUT).unwrap()).collect();
     assert_eq!(seen, [0, 1, 2, 3, 4]);
 }
 
@@ -184,7 +184,7 @@ fn a_latch_lets_everybody_go_on_at_zero() {
     assert!(waiters.iter().all(|waiter| waiter.try_recv().is_err()));
     handle.count_down().unwrap();
     for waiter in waiters {
-        waiter.recv_timeout(SOON).unwrap();
+        waiter.recv_timeout(TIMEOUT).unwrap();
     }
 }
 
@@ -208,7 +208,7 @@ fn an_expirable_permit_comes_back_by_its_release_or_at_its_leases_end() {
         assert!(waiting.release(&id).unwrap());
     });
     assert!(second.release(&id).unwrap());
-    waiter.recv_timeout(SOON).unwrap();
+    waiter.recv_timeout(TIMEOUT).unwrap();
     assert_eq!(server.connection().get::<_, i64>("e").unwrap(), 1);
 }
 
@@ -229,12 +229,12 @@ fn a_password_is_used_everywhere() {
     let mut waiter = client.lock("l").handle().unwrap();
     let (send, end) = channel();
     thread::spawn(move || send.send(waiter.lock()));
-    wait_until("the waiter has subscribed", SOON, || {
+    wait_until("the waiter has subscribed", TIMEOUT, || {
         let channels: Vec<String> =
             redis::cmd("PUBSUB").arg("CHANNELS").query(&mut server.connection()).unwrap();
         !channels.is_empty()
     });
     // When the server is gone, a wait ends with an error.
     server.kill();
-    assert!(end.recv_timeout(SOON).unwrap().is_err());
+    assert!(end.recv_timeout(TIMEOUT).unwrap().is_err());
 }

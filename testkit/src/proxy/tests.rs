@@ -3,7 +3,7 @@ use redis::{Commands as _, Connection as Client, RedisResult};
 use super::*;
 use crate::wait_until;
 
-const SOON: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn set_up() -> (Server, Proxy) {
     let server = Server::start().unwrap();
@@ -46,7 +46,7 @@ fn commands_and_replies_pass() {
     assert_eq!(proxy.commands() - before, 2);
     assert_eq!(proxy.connections(), 1);
     drop(client);
-    wait_until("the connection is closed", SOON, || proxy.connections() == 0);
+    wait_until("the connection is closed", TIMEOUT, || proxy.connections() == 0);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_lost_request_never_happens() {
     increase(&mut client).unwrap();
     proxy.on_request("INCR", Action::LoseRequest);
     assert!(increase(&mut client).unwrap_err().is_connection_dropped());
-    proxy.wait_fired(1, SOON);
+    proxy.wait_fired(1, TIMEOUT);
     assert_eq!(count(&server), 1);
     assert_eq!(proxy.connections(), 0);
 }
@@ -98,7 +98,7 @@ fn a_late_request_runs_after_later_ones_of_another_connection() {
     assert!(increase(&mut first).unwrap_err().is_connection_dropped());
     let mut second = client(&proxy);
     assert_eq!(increase(&mut second).unwrap(), 1);
-    proxy.wait_fired(1, SOON);
+    proxy.wait_fired(1, TIMEOUT);
     assert_eq!(count(&server), 2);
 }
 
@@ -110,7 +110,7 @@ fn requests_before_a_lost_request_are_carried_out() {
     let mut pipe = redis::pipe();
     pipe.incr("n", 1).incr("n", 1).decr("n", 1).incr("n", 1);
     assert!(pipe.exec(&mut client).is_err());
-    wait_until("the first two are done", SOON, || count(&server) == 2);
+    wait_until("the first two are done", TIMEOUT, || count(&server) == 2);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_lost_reply_comes_after_the_deed() {
         let mut client = client(&proxy);
         proxy.on_request("INCR", Action::LoseReply);
         assert!(increase(&mut client).unwrap_err().is_connection_dropped());
-        proxy.wait_fired(round, SOON);
+        proxy.wait_fired(round, TIMEOUT);
         assert_eq!(count(&server), round as i64);
     }
 }
@@ -159,7 +159,7 @@ fn a_held_reply_comes_when_it_is_released() {
     let mut client = client(&proxy);
     proxy.on_request("INCR", Action::HoldReply);
     hangs(&mut client);
-    proxy.wait_fired(1, SOON);
+    proxy.wait_fired(1, TIMEOUT);
     assert_eq!(count(&server), 1);
     proxy.release();
     assert_eq!(increase(&mut client).unwrap(), 2);
@@ -171,12 +171,12 @@ fn a_silent_connection_stays_open() {
     let mut client = client(&proxy);
     proxy.on_request("INCR", Action::Silence);
     hangs(&mut client);
-    proxy.wait_fired(1, SOON);
+    proxy.wait_fired(1, TIMEOUT);
     hangs(&mut client);
     assert_eq!(count(&server), 1);
     assert_eq!(proxy.connections(), 1);
     drop(client);
-    wait_until("the connection is closed", SOON, || proxy.connections() == 0);
+    wait_until("the connection is closed", TIMEOUT, || proxy.connections() == 0);
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn refused_connections_fail_at_once() {
         proxy.refuse();
         // Another test may be starting a process. Until its `exec`, this process keeps the sockets
         // open.
-        wait_until("connections are refused", SOON, || {
+        wait_until("connections are refused", TIMEOUT, || {
             let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
             TcpStream::connect(proxy.address()).is_err_and(refused)
         });
@@ -258,7 +258,7 @@ fn a_dropped_proxy_ends_everything_even_while_frozen_or_held() {
     server.pause();
     let start = Instant::now();
     drop(proxy);
-    assert!(start.elapsed() < SOON);
+    assert!(start.elapsed() < TIMEOUT);
     assert!(increase(&mut first).unwrap_err().is_connection_dropped());
     server.resume();
 }

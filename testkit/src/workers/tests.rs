@@ -2,7 +2,7 @@ use super::*;
 use crate::signal::is_alive;
 
 const ENTRY: &str = "workers::tests::worker_entry";
-const SOON: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The test at which this executable's workers begin.
 #[test]
@@ -41,13 +41,13 @@ fn worker_entry() {
 #[test]
 fn lines_go_both_ways() {
     let mut worker = Worker::spawn_test(ENTRY, "echo", &["a b", "", "c"]);
-    assert_eq!(worker.expect_line("args ", SOON), r#"["a b", "", "c"]"#);
+    assert_eq!(worker.expect_line("args ", TIMEOUT), r#"["a b", "", "c"]"#);
     worker.send_line("one");
     worker.send_line("two");
-    assert_eq!(worker.expect_line("heard t", SOON), "wo");
+    assert_eq!(worker.expect_line("heard t", TIMEOUT), "wo");
     assert_eq!(worker.try_line(Duration::from_millis(1)), None);
     worker.send_line("end");
-    assert!(worker.wait_exit(SOON).success());
+    assert!(worker.wait_exit(TIMEOUT).success());
 }
 
 #[test]
@@ -63,12 +63,12 @@ fn a_missing_line_fails_with_the_lines_that_came() {
 #[test]
 fn a_stopped_worker_is_silent_until_it_goes_on() {
     let mut worker = Worker::spawn_test(ENTRY, "echo", &[]);
-    worker.expect_line("args", SOON);
+    worker.expect_line("args", TIMEOUT);
     worker.sigstop();
     worker.send_line("one");
     assert_eq!(worker.try_line(Duration::from_millis(50)), None);
     worker.sigcont();
-    worker.expect_line("heard one", SOON);
+    worker.expect_line("heard one", TIMEOUT);
     let pid = worker.pid();
     worker.sigstop();
     drop(worker);
@@ -78,21 +78,21 @@ fn a_stopped_worker_is_silent_until_it_goes_on() {
 #[test]
 fn workers_end_with_a_killed_parent_even_if_stopped() {
     let mut parent = Worker::spawn_test(ENTRY, "parent", &[]);
-    let pids = parent.expect_line("children ", SOON);
+    let pids = parent.expect_line("children ", TIMEOUT);
     let pids: Vec<u32> = pids.split(' ').map(|pid| pid.parse().unwrap()).collect();
     assert!(pids.iter().all(|pid| is_alive(*pid)));
     parent.sigkill();
-    wait_until("the workers are gone", SOON, || !pids.iter().any(|pid| is_alive(*pid)));
+    wait_until("the workers are gone", TIMEOUT, || !pids.iter().any(|pid| is_alive(*pid)));
 }
 
 #[test]
 fn servers_end_with_a_killed_parent_even_if_paused() {
     for state in ["running", "paused"] {
         let mut parent = Worker::spawn_test(ENTRY, "server", &[state]);
-        let pid: u32 = parent.expect_line("server ", SOON).parse().unwrap();
+        let pid: u32 = parent.expect_line("server ", TIMEOUT).parse().unwrap();
         assert!(is_alive(pid));
         parent.sigkill();
-        wait_until("the server is gone", SOON, || !is_alive(pid));
+        wait_until("the server is gone", TIMEOUT, || !is_alive(pid));
     }
 }
 

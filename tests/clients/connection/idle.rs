@@ -20,7 +20,7 @@ fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_
     let longest = drops.drop_all();
     server.resume();
     // A call would try for a minute to open a new connection.
-    assert!(longest < SOON, "{longest:?}");
+    assert!(longest < TIMEOUT, "{longest:?}");
 }
 
 /// While the client holds nothing, it sends no renewals, and the connection is idle.
@@ -28,14 +28,14 @@ fn a_lane_that_was_idle_for_long_is_looked_at_before_it_is_trusted_but_not_by_a_
 fn the_connection_of_renewals_is_looked_at_after_it_was_idle_for_long() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let lease = RENEWED;
+    let lease = SHORT_LEASE;
     // The client sends nothing but renewals.
     let client = Client::builder(&proxy.url()).watchdog_timeout(lease).client_tracking(false);
     let client = client.connect().unwrap();
     let lock = client.reentrant_lock("idle");
     let held_and_renewed = |guard: &LockGuard| {
-        wait_until("a third has gone", SOON, || guard.remaining() < lease * 3 / 4);
-        wait_until("it is renewed", SOON, || {
+        wait_until("a third has gone", TIMEOUT, || guard.remaining() < lease * 3 / 4);
+        wait_until("it is renewed", TIMEOUT, || {
             assert_eq!(guard.state(), HoldState::Held, "each renewal succeeds");
             guard.remaining() > lease * 3 / 4
         });
@@ -71,9 +71,13 @@ impl IdleDrops {
     const THREADS: usize = 48;
 
     fn of(server: &Server) -> Self {
-        let client = Client::builder(&server.url()).response_timeout(SOON / 4);
-        let client =
-            client.connect_timeout(LONG).watchdog_timeout(LONG).connections(1).connect().unwrap();
+        let client = Client::builder(&server.url()).response_timeout(TIMEOUT / 4);
+        let client = client
+            .connect_timeout(LONG_LEASE)
+            .watchdog_timeout(LONG_LEASE)
+            .connections(1)
+            .connect()
+            .unwrap();
         let gate = Arc::new(Barrier::new(Self::THREADS + 1));
         let start = |thread| {
             let (client, gate) = (client.clone(), Arc::clone(&gate));

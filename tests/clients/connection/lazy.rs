@@ -4,7 +4,7 @@ use super::strangers::{Stranger, greeting};
 use super::*;
 
 fn lazy(url: &str) -> Client {
-    Client::builder(url).watchdog_timeout(LONG).connect_lazy().unwrap()
+    Client::builder(url).watchdog_timeout(LONG_LEASE).connect_lazy().unwrap()
 }
 
 /// Returns a server that was started and then stopped.
@@ -53,7 +53,7 @@ fn a_server_may_start_after_its_client() {
 fn the_first_hold_is_as_good_as_any_other() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let builder = Client::builder(&proxy.url()).watchdog_timeout(LONG).client_tracking(false);
+    let builder = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE).client_tracking(false);
     let client = builder.connect_lazy().unwrap();
     let guard = client.reentrant_lock("first").lock().unwrap();
     proxy.on(Direction::Request, 1, Action::LoseReply, |bytes| contains(bytes, "first"));
@@ -64,7 +64,7 @@ fn the_first_hold_is_as_good_as_any_other() {
 #[test]
 fn a_call_keeps_its_limit_while_the_server_never_starts() {
     let server = absent();
-    let patient = UNIT * 5;
+    let patient = TIME_UNIT * 5;
     let client = Client::builder(&server.url()).failover_timeout(patient).connect_lazy().unwrap();
     let lock = client.reentrant_lock("never");
     let begun = Instant::now();
@@ -75,7 +75,7 @@ fn a_call_keeps_its_limit_while_the_server_never_starts() {
     assert!(error.to_string().contains("is the address right?"), "{error}");
     let begun = Instant::now();
     let error = lazy(&server.url()).reentrant_lock("never").try_lock_for(patient).unwrap_err();
-    assert!((patient..SOON).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    assert!((patient..TIMEOUT).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     let unreached = [ErrorKind::Unavailable, ErrorKind::ResponseTimeout];
     assert!(unreached.contains(&error.kind()), "{error}");
 }
@@ -123,7 +123,7 @@ fn what_connect_refuses_each_call_refuses() {
                 assert_eq!(error.name(), Some("refused"));
             }
         }
-        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < TIMEOUT, "{:?}", begun.elapsed());
     }
 }
 
@@ -155,7 +155,7 @@ fn a_quorum_begins_with_a_majority() {
     let error = quorum.try_lock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     late.restart_empty();
-    wait_until("the third one votes", SOON, || {
+    wait_until("the third one votes", TIMEOUT, || {
         quorum.try_lock().is_ok_and(|it| it.into_option().is_some())
     });
 }
@@ -171,7 +171,7 @@ fn two_names_of_one_server_do_not_vote_twice() {
     let error = quorum.lock().map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert!(error.to_string().contains("vote would count twice"), "{error}");
-    wait_until("nothing is held", SOON, || locks.iter().all(|it| !it.is_locked().unwrap()));
+    wait_until("nothing is held", TIMEOUT, || locks.iter().all(|it| !it.is_locked().unwrap()));
 }
 
 #[test]
@@ -208,9 +208,9 @@ fn an_absent_server_is_not_hammered() {
     });
     let client = lazy(&format!("redis://{}", stranger.address));
     // A fixed time must pass here, because no event shows the end of the wait.
-    thread::sleep(UNIT * 5);
+    thread::sleep(TIME_UNIT * 5);
     assert_eq!(count.load(Ordering::SeqCst), 0, "no call has needed the server");
-    let limit = UNIT * 20;
+    let limit = TIME_UNIT * 20;
     let waits: Vec<_> = (0..8)
         .map(|_| {
             let lock = client.reentrant_lock("waited for");
@@ -242,5 +242,5 @@ fn a_client_that_never_connected_ends_at_once() {
     let client = lazy(&gone.url());
     assert!(client.reentrant_lock("x").try_lock().is_err());
     drop(client);
-    assert!(begun.elapsed() < IMPATIENT, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < SHORT_TIMEOUT, "{:?}", begun.elapsed());
 }

@@ -31,7 +31,7 @@ fn holds_outlast_a_new_password_and_the_end_of_all_connections() {
     let vault = Vault::new(None);
     vault.add(slice::from_ref(&server), "first");
     let client =
-        vault.asked_by(impatient(&server.url())).watchdog_timeout(RENEWED).connect().unwrap();
+        vault.asked_by(impatient(&server.url())).watchdog_timeout(SHORT_LEASE).connect().unwrap();
     let guards = hold(&client);
     for (old, new) in [("first", "second"), ("second", "third")] {
         vault.add(slice::from_ref(&server), new);
@@ -57,7 +57,7 @@ fn a_waiter_hears_of_its_grant_after_a_new_password_and_the_end_of_the_subscript
     let client = vault.asked_by(impatient(&server.url())).connect().unwrap();
     let lock = crate::common::client(&server).reentrant_lock("waited for");
     let mut password = 0;
-    at_once(|| {
+    woken_by_message(|| {
         let guard = lock.lock().unwrap();
         let waits = client.reentrant_lock("waited for");
         let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());
@@ -82,9 +82,10 @@ fn a_waiter_hears_of_its_grant_after_a_new_password_and_the_end_of_the_subscript
 #[test]
 fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
     let server = server();
-    let vault = Vault::new(Some(UNIT * 20));
+    let vault = Vault::new(Some(TIME_UNIT * 20));
     vault.add(slice::from_ref(&server), "first");
-    let builder = vault.asked_by(impatient(&server.url())).watchdog_timeout(LONG).connections(2);
+    let builder =
+        vault.asked_by(impatient(&server.url())).watchdog_timeout(LONG_LEASE).connections(2);
     let client = builder.connect().unwrap();
     let guards = hold(&client);
     let waits = client.reentrant_lock("hold 0");
@@ -95,7 +96,7 @@ fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
     vault.add(slice::from_ref(&server), "second");
     // The two lanes and the connection for messages send AUTH now. The renewer's connection sends
     // AUTH at its next use.
-    wait_until("they have been told", SOON, || auths() >= before + 3);
+    wait_until("they have been told", TIMEOUT, || auths() >= before + 3);
     assert!(commands_of(&server).intersection(&lanes).count() >= 2, "the lanes are the same");
     // The program does not report this change, so the client cannot know of it.
     Vault::remove(slice::from_ref(&server), "first");
@@ -110,11 +111,11 @@ fn open_connections_are_given_new_credentials_before_the_old_ones_expire() {
 #[test]
 fn replies_are_in_order_while_connections_are_given_new_credentials() {
     let server = server();
-    let vault = Vault::new(Some(UNIT));
+    let vault = Vault::new(Some(TIME_UNIT));
     vault.add(slice::from_ref(&server), "0");
     let client = vault
         .asked_by(impatient(&server.url()))
-        .watchdog_timeout(LONG)
+        .watchdog_timeout(LONG_LEASE)
         .connections(1)
         .connect()
         .unwrap();
@@ -135,7 +136,7 @@ fn replies_are_in_order_while_connections_are_given_new_credentials() {
     for at in 1..10 {
         let before = vault.asked();
         vault.add(slice::from_ref(&server), &at.to_string());
-        wait_until("it is asked for again", SOON, || vault.asked() > before + 1);
+        wait_until("it is asked for again", TIMEOUT, || vault.asked() > before + 1);
     }
     over.store(true, Ordering::SeqCst);
     threads.into_iter().for_each(Running::join);
@@ -151,7 +152,7 @@ fn code_that_fails_panics_or_hangs_is_an_outage_and_no_more() {
     let (mode, hangs) = (Arc::new(AtomicU64::new(0)), Arc::new(Barrier::new(2)));
     let (told, hung) = (Arc::clone(&mode), Arc::clone(&hangs));
     let builder = impatient(&format!("redis://127.0.0.1:{}", server.port()));
-    let builder = builder.watchdog_timeout(LONG).credentials_with(move || {
+    let builder = builder.watchdog_timeout(LONG_LEASE).credentials_with(move || {
         match told.load(Ordering::SeqCst) {
             1 => return Err("the vault is sealed".into()),
             2 => panic!("as the test wants it"),
@@ -179,7 +180,7 @@ fn code_that_fails_panics_or_hangs_is_an_outage_and_no_more() {
         if now == 3 {
             hangs.wait();
         }
-        wait_until("it goes on", SOON, || client.reentrant_lock("next").is_locked().is_ok());
+        wait_until("it goes on", TIMEOUT, || client.reentrant_lock("next").is_locked().is_ok());
     }
     assert!(guard.is_held());
     guard.unlock().unwrap();
@@ -187,7 +188,7 @@ fn code_that_fails_panics_or_hangs_is_an_outage_and_no_more() {
 
 #[track_caller]
 fn wait_for_error(client: &Client, said: &str) -> Error {
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + TIMEOUT;
     let mut last = None;
     loop {
         if let Err(error) = client.reentrant_lock("next").try_lock().map(drop) {

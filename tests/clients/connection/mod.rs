@@ -78,7 +78,7 @@ fn without_the_right_to_info_connections_come_to_an_end() {
     }
     let before = opened(&server);
     // A fixed time must pass here, because no event shows the end of the wait.
-    thread::sleep(UNIT * 10);
+    thread::sleep(TIME_UNIT * 10);
     let more = opened(&server) - before;
     assert!(more < 20, "{more} connections");
     assert!(guard.is_held());
@@ -102,23 +102,23 @@ fn a_process_that_is_stopped_while_it_waits_finds_the_reply() {
     let server = server();
     let proxy = Proxy::before(&server);
     // If the machine stood still during the wait, the test tries another process.
-    wait_until("it was stopped in time", SOON, || {
+    wait_until("it was stopped in time", TIMEOUT, || {
         let mut worker = Worker::spawn_test("connection::worker", "waits", &[&proxy.url()]);
-        worker.expect_line("ready", SOON);
+        worker.expect_line("ready", TIMEOUT);
         let fired = proxy.fired();
         proxy.on_request("stopped", Action::HoldReply);
         let begun = Instant::now();
         worker.send_line("go");
-        proxy.wait_fired(fired + 1, SOON);
+        proxy.wait_fired(fired + 1, TIMEOUT);
         worker.sigstop();
-        let in_time = begun.elapsed() < IMPATIENT;
+        let in_time = begun.elapsed() < SHORT_TIMEOUT;
         proxy.release();
         // A fixed time must pass here, because no event shows the end of the wait.
-        thread::sleep(IMPATIENT * 3);
+        thread::sleep(SHORT_TIMEOUT * 3);
         worker.sigcont();
-        let outcome = worker.expect_line("outcome", SOON);
+        let outcome = worker.expect_line("outcome", TIMEOUT);
         assert!(!in_time || outcome == "Ok(())", "{outcome}");
-        assert!(worker.wait_exit(SOON).success());
+        assert!(worker.wait_exit(TIMEOUT).success());
         in_time
     });
 }
@@ -132,7 +132,7 @@ fn a_call_that_waits_for_others_ends_in_time() {
     let client = impatient(&server.url()).connections(1).connect().unwrap();
     client.reentrant_lock("hung").is_locked().unwrap();
     server.pause();
-    let threads: Vec<_> = (0..CROWD)
+    let threads: Vec<_> = (0..MANY_THREADS)
         .map(|_| {
             let lock = client.reentrant_lock("hung");
             spawn(move || {
@@ -148,7 +148,7 @@ fn a_call_that_waits_for_others_ends_in_time() {
     server.resume();
     // Each thread makes two calls. Each call takes at most twice the two timeouts, however many
     // calls came before.
-    assert!(longest < SOON, "{longest:?}");
+    assert!(longest < TIMEOUT, "{longest:?}");
 }
 
 /// Each connection is slow to open, and breaks at the reply to the first command.
@@ -161,13 +161,13 @@ fn a_call_whose_connections_break_one_after_the_other_ends_in_time() {
     // Each call uses at most two connections, and opens only the second one, which takes nine
     // tenths of three timeouts. If a call sent its request once more, it would open a third
     // connection.
-    once_within(IMPATIENT * 7 / 2, || {
+    once_within(SHORT_TIMEOUT * 7 / 2, || {
         // Each round must begin with an open connection. Otherwise the round would have to open one
         // more connection.
         proxy.set_delay(Duration::ZERO);
         client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
         // The delays in both directions together are nine tenths of each timeout.
-        proxy.set_delay(IMPATIENT * 9 / 20);
+        proxy.set_delay(SHORT_TIMEOUT * 9 / 20);
         let threads: Vec<_> = (0..4)
             .map(|at| client.reentrant_lock(&format!("broken:{at}")))
             .map(|lock| {

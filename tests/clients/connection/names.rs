@@ -21,10 +21,10 @@ fn connections(server: &Server) -> Vec<HashMap<String, String>> {
 /// Makes the client use its lanes, its renewer and its subscriber.
 fn busy(client: &Client) -> LockGuard {
     let guard = client.reentrant_lock("busy").lock().unwrap();
-    let waits = client.reentrant_lock("busy").try_lock_for(UNIT);
+    let waits = client.reentrant_lock("busy").try_lock_for(TIME_UNIT);
     assert!(matches!(waits, Ok(Taken(_))), "it is its own");
     let lock = client.reentrant_lock("busy");
-    elsewhere(move || assert!(answered(|| lock.try_lock_for(UNIT)).into_option().is_none()));
+    elsewhere(move || assert!(answered(|| lock.try_lock_for(TIME_UNIT)).into_option().is_none()));
     drop(waits);
     guard
 }
@@ -38,7 +38,7 @@ fn every_connection_is_called_after_its_client() {
     };
     let own = format!(":{}", std::process::id());
     for (name, called) in [(Some("billing eu@host-7"), "billing-eu@host-7"), (None, &*own)] {
-        let builder = Client::builder(&server.url()).connections(2).watchdog_timeout(RENEWED);
+        let builder = Client::builder(&server.url()).connections(2).watchdog_timeout(SHORT_LEASE);
         let builder = name.into_iter().fold(builder, |builder, name| builder.name(name));
         let client = builder.connect().unwrap();
         let guard = busy(&client);
@@ -46,7 +46,7 @@ fn every_connection_is_called_after_its_client() {
         let called = format!("{called}#{}", client.id());
         // The wait also lasts until the test's own connections are closed.
         let mut all = Vec::new();
-        wait_until("every connection has the name", SOON, || {
+        wait_until("every connection has the name", TIMEOUT, || {
             all = connections(&server);
             all.iter().all(|connection| connection["name"].ends_with(&called))
         });
@@ -60,7 +60,7 @@ fn every_connection_is_called_after_its_client() {
         let (owner, _) = holder(&mut server.connection(), "busy").unwrap();
         assert!(owner.starts_with(client.id()), "{owner}");
         drop((guard, client));
-        wait_until("its connections are closed", SOON, || connections(&server).is_empty());
+        wait_until("its connections are closed", TIMEOUT, || connections(&server).is_empty());
     }
 }
 
@@ -93,7 +93,7 @@ fn the_names_of_its_threads_are_whole() {
         return;
     }
     let server = server();
-    let client = watched(&server, LONG);
+    let client = watched(&server, LONG_LEASE);
     let _guard = busy(&client);
     for name in ["redlatch-watch", "redlatch-renew", "redlatch-listen"] {
         assert!(thread_names().iter().any(|it| it == name), "{name}: {:?}", thread_names());

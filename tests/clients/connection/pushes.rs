@@ -33,7 +33,7 @@ fn a_pushed_message_shifts_no_reply_of_its_connection() {
     let client = Client::builder(&url).connections(1).connect().unwrap();
     let _redirecting = told_of_changes(&server, &speaking_resp3(&server));
     let mut redis = server.connection();
-    hold_as_redisson(&mut redis, "held", LONG);
+    hold_as_redisson(&mut redis, "held", LONG_LEASE);
     // Changes of the locks themselves are pushed, too, before the reply or after it.
     for round in 0..20 {
         let () = redis.set("another key", round).unwrap();

@@ -15,7 +15,7 @@ fn replicate(replica: &Server, master: Option<&Server>) {
 fn a_hold_is_renewed_where_the_address_leads_to_now() {
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
-    let lease = RENEWED * 2;
+    let lease = SHORT_LEASE * 2;
     let client = Client::builder(&proxy.url()).watchdog_timeout(lease).connect().unwrap();
     replicate(&new, Some(&old));
     let guard = client.reentrant_lock("moved").lock().unwrap();
@@ -23,7 +23,7 @@ fn a_hold_is_renewed_where_the_address_leads_to_now() {
     let told = Arc::clone(&lost);
     guard.on_lost(move |_| told.store(true, Ordering::SeqCst));
     let owner = holder(&mut old.connection(), "moved");
-    wait_until("it is replicated", SOON, || holder(&mut new.connection(), "moved") == owner);
+    wait_until("it is replicated", TIMEOUT, || holder(&mut new.connection(), "moved") == owner);
     replicate(&new, None);
     replicate(&old, Some(&new));
     proxy.lead_to(&new);
@@ -32,7 +32,7 @@ fn a_hold_is_renewed_where_the_address_leads_to_now() {
     // The shared connection still leads to the old master, so the client sends the release again
     // over a connection to the new master.
     drop(guard);
-    wait_free(&new, "moved", SOON);
+    wait_free(&new, "moved", TIMEOUT);
 }
 
 /// The client reads the old server's reply only after it has queried the new server for leftover
@@ -45,7 +45,7 @@ fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
     for dropped in [false, true] {
         let (old, new) = (server(), server());
         let proxy = Proxy::before(&old);
-        let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connections(1);
+        let client = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE).connections(1);
         let client = client.connect().unwrap();
         let lock = client.reentrant_lock("given back");
         // After this, the server knows the scripts.
@@ -56,7 +56,7 @@ fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
         let mut redis = old.connection();
         let (owner, _) = holder(&mut redis, "given back").unwrap();
         let held: Vec<u8> = redis::cmd("DUMP").arg("given back").query(&mut redis).unwrap();
-        let lease = LONG.as_millis() as u64;
+        let lease = LONG_LEASE.as_millis() as u64;
         let () = redis::cmd("RESTORE")
             .arg(("given back", lease, held))
             .query(&mut new.connection())
@@ -75,19 +75,19 @@ fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
                 guard.unlock().unwrap();
             }
         });
-        proxy.wait_fired(1, SOON);
-        wait_free(&old, "given back", SOON);
+        proxy.wait_fired(1, TIMEOUT);
+        wait_free(&old, "given back", TIMEOUT);
         proxy.lead_to(&new);
         proxy.cut_matching("SUBSCRIBE");
         // The client checks the hold that it has, and then queries the new server for leftover
         // holds.
-        wait_until("the new one is asked", SOON, || Commands::so_far(&new).of("eval") > 1);
+        wait_until("the new one is asked", TIMEOUT, || Commands::so_far(&new).of("eval") > 1);
         // The new server has answered, and the client has read the answer.
         wait_idle("redlatch-renew");
         assert!(holder(&mut new.connection(), "given back").is_some(), "the test shows nothing");
         proxy.release();
         leaver.join();
-        wait_free(&new, "given back", SOON);
+        wait_free(&new, "given back", TIMEOUT);
     }
 }
 
@@ -95,7 +95,7 @@ fn a_release_that_the_old_server_answers_late_is_made_at_the_new_one_too() {
 fn places_without_a_waiter_are_given_up_at_a_new_server() {
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
-    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connections(1);
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE).connections(1);
     let client = client.connect().unwrap();
     let lock = client.reentrant_lock("stale");
     let guard = lock.lock_owned().unwrap();
@@ -110,7 +110,7 @@ fn places_without_a_waiter_are_given_up_at_a_new_server() {
         redis::cmd("RPUSH").arg(("redlatch_queue:{stale}", "other")).query(&mut redis).unwrap();
     proxy.lead_to(&new);
     proxy.cut_matching("SUBSCRIBE");
-    wait_until("its place is given up", SOON, || {
+    wait_until("its place is given up", TIMEOUT, || {
         let places: Vec<String> =
             redis::cmd("LRANGE").arg(("redlatch_queue:{stale}", 0, -1)).query(&mut redis).unwrap();
         !places.contains(&owner)
@@ -137,17 +137,17 @@ fn a_replica_is_asked_once_and_then_the_address_anew() {
 fn a_waiter_listens_where_the_address_leads_to_now() {
     let (old, new) = (server(), server());
     let proxy = Proxy::before(&old);
-    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let lock = client.reentrant_lock("waited for");
     let guard = lock.lock().unwrap();
     let (owner, _) = holder(&mut old.connection(), "waited for").unwrap();
     guard.unlock().unwrap();
-    hold_as_redisson(&mut old.connection(), "waited for", LONG);
-    assert!(answered(|| lock.try_lock_for(UNIT)).into_option().is_none());
+    hold_as_redisson(&mut old.connection(), "waited for", LONG_LEASE);
+    assert!(answered(|| lock.try_lock_for(TIME_UNIT)).into_option().is_none());
     wait_subscribed(&old, &own_channel(&owner));
     replicate(&new, Some(&old));
     let mut redis = new.connection();
-    wait_until("it is replicated", SOON, || holder(&mut redis, "waited for").is_some());
+    wait_until("it is replicated", TIMEOUT, || holder(&mut redis, "waited for").is_some());
     replicate(&new, None);
     replicate(&old, Some(&new));
     proxy.lead_to(&new);
@@ -167,7 +167,7 @@ fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
     // The replica never gets the data, since its master is gone.
     master.kill();
     replicate(&replica, Some(&master));
-    let error = refused(&replica.url(), SOON);
+    let error = refused(&replica.url(), TIMEOUT);
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     // The replica may still become the master.
     assert!(error.is_transient());
@@ -182,7 +182,7 @@ fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
     set(&mut redis, "no");
     client(&replica).reentrant_lock("written").lock().unwrap().unlock().unwrap();
     set(&mut redis, "yes");
-    let error = refused(&replica.url(), SOON);
+    let error = refused(&replica.url(), TIMEOUT);
     assert!(error.to_string().contains("read-only replica"), "{error}");
     replicate(&replica, None);
     client(&replica).reentrant_lock("promoted").lock().unwrap().unlock().unwrap();
@@ -199,19 +199,21 @@ fn a_release_that_a_replica_refuses_opens_few_connections() {
     let before = opened(&server);
     drop(guard);
     // A fixed time must pass here, because no event shows the end of the wait.
-    thread::sleep(UNIT * 20);
+    thread::sleep(TIME_UNIT * 20);
     let more = opened(&server) - before;
     assert!(more < 20, "{more} connections");
     replicate(&server, None);
-    wait_free(&server, "demoted", SOON);
+    wait_free(&server, "demoted", TIMEOUT);
 }
 
 /// The replica was the master before. The new master may have holds that the replica lacks.
 #[test]
 fn a_release_of_a_hold_that_a_replica_does_not_know_goes_on_to_the_master() {
     let (server, master) = (server(), server());
-    let client =
-        Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false).connect();
+    let client = Client::builder(&server.url())
+        .watchdog_timeout(LONG_LEASE)
+        .client_tracking(false)
+        .connect();
     let client = client.unwrap();
     let lock = client.read_write_lock("read or written");
     let locks: [(&str, &dyn Lock); 3] = [
@@ -232,7 +234,7 @@ fn a_release_of_a_hold_that_a_replica_does_not_know_goes_on_to_the_master() {
         // The master has the hold.
         let hold: Vec<_> = hold.into_iter().collect();
         let () = redis.hset_multiple(name, &hold).unwrap();
-        let () = redis.pexpire(name, LONG.as_millis().try_into().unwrap()).unwrap();
-        wait_free(&server, name, SOON);
+        let () = redis.pexpire(name, LONG_LEASE.as_millis().try_into().unwrap()).unwrap();
+        wait_free(&server, name, TIMEOUT);
     }
 }

@@ -81,7 +81,7 @@ fn signals_interrupt_no_call() {
                 inside.fetch_sub(1, Ordering::SeqCst);
                 // The wait on the condition has released the lock, so this thread can notify it.
                 changed.notify_all().unwrap();
-                let _ = changed.wait_for(&guard, UNIT / 50).unwrap();
+                let _ = changed.wait_for(&guard, TIME_UNIT / 50).unwrap();
                 drop(guard);
                 fair.lock().unwrap().unlock().unwrap();
                 drop(permits.acquire().unwrap());
@@ -108,7 +108,7 @@ fn signals_interrupt_no_call() {
         let mut redis = server.connection();
         let waiter = spawn(move || {
             let guard = lock.lock().unwrap();
-            wait_until("it has its lease", SOON, || pttl(&mut redis, "waited for") > 2_000);
+            wait_until("it has its lease", TIMEOUT, || pttl(&mut redis, "waited for") > 2_000);
             guard.unlock().unwrap();
         });
         wait_in_line(&server, "waited for", 1);
@@ -116,7 +116,7 @@ fn signals_interrupt_no_call() {
         waiter.join();
     }
     // If the machine stands still, a connection may break, too. Then the test tries again.
-    wait_until("connections are kept", SOON, || {
+    wait_until("connections are kept", TIMEOUT, || {
         let before = opened(&server);
         let signals = Signals::start();
         run(ROUNDS);

@@ -22,7 +22,7 @@ fn a_unix_socket_that_is_full_is_waited_for() {
         other.connect(&address).map(|()| other)
     };
     let waiting: Vec<_> = std::iter::from_fn(|| connect().ok()).collect();
-    let (begun, within) = (Instant::now(), UNIT * 5);
+    let (begun, within) = (Instant::now(), TIME_UNIT * 5);
     refused(&format!("redis+unix://{}", path.display()), within);
     assert!(begun.elapsed() >= within, "after {:?}", begun.elapsed());
     drop(waiting);
@@ -49,7 +49,7 @@ impl Stranger {
                     return;
                 }
                 let mut stream = stream.unwrap();
-                stream.set_read_timeout(Some(UNIT)).unwrap();
+                stream.set_read_timeout(Some(TIME_UNIT)).unwrap();
                 answer(&mut stream, &stopped);
             }
         });
@@ -78,10 +78,10 @@ fn a_server_that_dribbles_is_given_the_connect_timeout_and_no_more() {
         // This begins a bulk string that never ends.
         let _ = stream.write_all(b"$100000\r\n");
         while !stop.load(Ordering::SeqCst) && stream.write_all(b"x").is_ok() {
-            thread::sleep(UNIT);
+            thread::sleep(TIME_UNIT);
         }
     });
-    let error = dribbler.connect(UNIT * 5);
+    let error = dribbler.connect(TIME_UNIT * 5);
     assert!(error.kind().is_server_trouble());
     assert!(error.to_string().contains("connect_timeout"), "{error}");
 }
@@ -91,10 +91,10 @@ fn a_server_that_accepts_and_is_silent_is_said_to_be_silent() {
     bound();
     let silent = Stranger::start(|_, stop| {
         while !stop.load(Ordering::SeqCst) {
-            thread::sleep(UNIT / 10);
+            thread::sleep(TIME_UNIT / 10);
         }
     });
-    let error = format!("{:?}", silent.connect(UNIT * 3));
+    let error = format!("{:?}", silent.connect(TIME_UNIT * 3));
     assert!(error.contains("did not answer in time"), "{error}");
     assert!(!error.contains("temporarily unavailable"), "{error}");
 }
@@ -113,7 +113,7 @@ fn a_server_with_one_answer_to_everything_is_no_redis() {
                 }
             }
         });
-        let error = stranger.connect(UNIT * 10);
+        let error = stranger.connect(TIME_UNIT * 10);
         assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
         assert!(error.to_string().contains("not a Redis server"), "{error}");
     }
@@ -146,7 +146,7 @@ fn a_server_that_knows_the_commands_and_runs_no_script_is_found_out() {
             }
         }
     });
-    let error = stranger.connect(UNIT * 10);
+    let error = stranger.connect(TIME_UNIT * 10);
     assert!(error.kind().is_server_trouble(), "{error}");
     assert!(error.to_string().contains("redlatch needs Lua scripts"), "{error}");
     assert!(format!("{error:#}").contains("scripting engine"), "{error:#}");
@@ -163,7 +163,7 @@ fn a_server_in_protected_mode_says_so() {
         // If one side closes the connection first, the message may be lost.
         let _ = (stream.write_all(denied), stream.read(&mut [0; 4096]));
     });
-    let error = stranger.connect(UNIT * 10);
+    let error = stranger.connect(TIME_UNIT * 10);
     assert_eq!(error.kind(), ErrorKind::LoginRefused, "{error}");
     assert!(error.to_string().contains("protected mode"), "{error}");
     assert!(error.to_string().contains(&stranger.address.to_string()), "{error}");
@@ -189,7 +189,7 @@ fn a_server_whose_scripts_cannot_ask_for_rights_is_too_old() {
             }
         }
     });
-    let error = stranger.connect(UNIT * 10);
+    let error = stranger.connect(TIME_UNIT * 10);
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     let said = error.to_string();
     assert!(said.contains("upgrade it to Redis 7.0, Valkey 7.2 or later"), "{said}");
@@ -225,12 +225,12 @@ impl Sentinel {
             .spawn()
             .ok()?;
         let sentinel = Self { child, port, _folder: folder };
-        let until = Instant::now() + SOON / 4;
+        let until = Instant::now() + TIMEOUT / 4;
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
             if Instant::now() > until {
                 return None;
             }
-            thread::sleep(UNIT / 10);
+            thread::sleep(TIME_UNIT / 10);
         }
         Some(sentinel)
     }
@@ -254,7 +254,8 @@ fn a_connection_cut_off_while_it_is_opened_is_opened_once_more() {
         let fired = proxy.fired();
         proxy.on(Direction::Request, 1, action, greets);
         // The client is patient: only a busy machine makes anything late here.
-        let client = Client::builder(&proxy.url()).connect_timeout(SOON).response_timeout(SOON);
+        let client =
+            Client::builder(&proxy.url()).connect_timeout(TIMEOUT).response_timeout(TIMEOUT);
         let client = client.connections(1).connect().unwrap();
         assert_eq!(proxy.fired(), fired + 1);
         // The client opens the shared connection again, and the proxy cuts it off once more.
@@ -266,7 +267,7 @@ fn a_connection_cut_off_while_it_is_opened_is_opened_once_more() {
     // The connection is opened once, and not repeatedly.
     let fired = proxy.fired();
     proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, greets);
-    refused(&proxy.url(), SOON);
+    refused(&proxy.url(), TIMEOUT);
     assert_eq!(proxy.fired(), fired + 2);
     proxy.clear_rules();
 }
@@ -278,7 +279,7 @@ fn a_sentinel_is_said_to_be_one() {
         eprintln!("left out: {} cannot be a Sentinel", server.program().display());
         return;
     };
-    let error = refused(&format!("redis://127.0.0.1:{}", sentinel.port), SOON);
+    let error = refused(&format!("redis://127.0.0.1:{}", sentinel.port), TIMEOUT);
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert!(error.to_string().contains("Sentinel"), "{error}");
 }
@@ -300,7 +301,7 @@ fn a_server_that_is_full_says_so() {
     let mut redis = server.connection();
     let () = redis::cmd("CONFIG").arg(&["SET", "maxclients", "1"]).query(&mut redis).unwrap();
     for _ in 0..5 {
-        let error = refused(&server.url(), SOON);
+        let error = refused(&server.url(), TIMEOUT);
         assert!(error.to_string().contains("maxclients"), "{error}");
     }
     let () = redis::cmd("CONFIG").arg(&["SET", "maxclients", "100"]).query(&mut redis).unwrap();
@@ -315,7 +316,7 @@ fn a_server_without_scripts_is_found_out_at_once() {
             eprintln!("left out: this server cannot rename commands");
             return;
         };
-        let error = refused(&server.url(), SOON);
+        let error = refused(&server.url(), TIMEOUT);
         assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
         assert!(error.to_string().contains("redlatch needs Lua scripts"), "{error}");
     }
@@ -329,7 +330,7 @@ fn a_server_without_scripts_is_found_out_at_once() {
             .query(&mut server.connection())
             .unwrap();
         let url = server.url().replace("redis://", &format!("redis://{}:word@", user[0]));
-        let error = refused(&url, SOON).to_string();
+        let error = refused(&url, TIMEOUT).to_string();
         assert!(error.contains("redlatch needs Lua scripts") && error.contains("ACL"), "{error}");
         assert!(!error.contains("word@"), "{error}");
     }
@@ -340,13 +341,13 @@ fn a_wrong_password_and_a_missing_one_are_told_apart() {
     bound();
     let Ok(server) = Server::builder().password("secret").start() else { return };
     let host = format!("127.0.0.1:{}", server.port());
-    let missing = refused(&format!("redis://{host}"), SOON).to_string();
+    let missing = refused(&format!("redis://{host}"), TIMEOUT).to_string();
     assert!(missing.contains("wants a password"), "{missing}");
     for protocol in ["", "?protocol=resp3"] {
-        let wrong = refused(&format!("redis://:guess@{host}/{protocol}"), SOON).to_string();
+        let wrong = refused(&format!("redis://:guess@{host}/{protocol}"), TIMEOUT).to_string();
         assert!(wrong.contains("refuses the user or password"), "{wrong}");
         assert!(!wrong.contains("guess"), "{wrong}");
-        let none = refused(&format!("redis://:secret@{host}/99{protocol}"), SOON).to_string();
+        let none = refused(&format!("redis://:secret@{host}/99{protocol}"), TIMEOUT).to_string();
         assert!(none.contains("no database"), "{none}");
         let url = format!("redis://:secret@{host}/2{protocol}");
         let client = Client::connect(&url).unwrap();

@@ -13,13 +13,13 @@ fn the_move_of_a_held_locks_slot_is_logged_as_one_warning() {
         eprintln!("left out: no cluster can be had");
         return;
     };
-    let client = Client::builder(&cluster.url()).watchdog_timeout(RENEWED).connect().unwrap();
+    let client = Client::builder(&cluster.url()).watchdog_timeout(SHORT_LEASE).connect().unwrap();
     let guard = client.reentrant_lock("moved").lock().unwrap();
     let slot = cluster.slot("moved");
     let to = cluster.another(slot);
     cluster.move_slot(slot, to);
     let lines = || LOGGER.lines("the slot of \"moved\"");
-    wait_until("the move is logged", SOON, || !lines().is_empty());
+    wait_until("the move is logged", TIMEOUT, || !lines().is_empty());
     let lines = lines();
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].0 == Level::Warn && lines[0].1.contains(&to.port().to_string()), "{lines:?}");
@@ -58,12 +58,12 @@ fn clients_of_a_cluster_with_other_channels_are_one_warning() {
         let waiting = wait(&client, name, &token);
         waiting.wait_asleep();
         // Time must pass here, because the waiter sends a request only every few seconds.
-        thread::sleep(UNIT * 40);
+        thread::sleep(TIME_UNIT * 40);
         assert_eq!(lines(&client), []);
         let mut redis = cluster.home(name).connection();
         let subscribe = if sharded { "SUBSCRIBE" } else { "SSUBSCRIBE" };
         redis::cmd(subscribe).arg(format!("redisson_sc:{{{name}}}")).exec(&mut redis).unwrap();
-        wait_until("it is said", SOON, || !lines(&client).is_empty());
+        wait_until("it is said", TIMEOUT, || !lines(&client).is_empty());
         token.cancel();
         assert_eq!(waiting.join(), ErrorKind::Cancelled);
         client.shutdown();
@@ -83,7 +83,7 @@ fn clients_of_a_cluster_with_other_channels_are_one_warning() {
         spawn(move || lock.lock_cancellable(&token).map(drop).unwrap_err().kind())
     });
     for client in &clients {
-        wait_until("each says so", SOON, || lines(client).len() == 1);
+        wait_until("each says so", TIMEOUT, || lines(client).len() == 1);
     }
     token.cancel();
     for thread in waiting {

@@ -11,7 +11,7 @@ fn ten_thousand_lost_holds_are_logged_as_one_line() {
     }
     LOGGER.install();
     let server = server();
-    let client = Client::builder(&server.url()).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(&server.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let lost = Arc::new(AtomicUsize::new(0));
     for at in 0..HOLDS {
         let guard = client.reentrant_lock(&format!("name:{at}")).lock().unwrap();
@@ -22,11 +22,11 @@ fn ten_thousand_lost_holds_are_logged_as_one_line() {
     server.kill();
     server.restart_empty();
     client.reentrant_lock("again").lock().unwrap().unlock().unwrap();
-    wait_until("all are lost", SOON, || lost.load(Ordering::SeqCst) == HOLDS);
+    wait_until("all are lost", TIMEOUT, || lost.load(Ordering::SeqCst) == HOLDS);
     let lines = || LOGGER.lines(" lost: ");
-    wait_until("it is said", SOON, || !lines().is_empty());
+    wait_until("it is said", TIMEOUT, || !lines().is_empty());
     // Any further lines would come within this time.
-    thread::sleep(UNIT * 5);
+    thread::sleep(TIME_UNIT * 5);
     let lines = lines();
     // If the machine stands still in the meantime, there may be up to three lines.
     assert!((1..=3).contains(&lines.len()), "{} lines: {lines:?}", lines.len());
@@ -42,13 +42,13 @@ fn a_lease_that_ran_out_says_why() {
     }
     LOGGER.install();
     let server = server();
-    let builder = || impatient(&server.url()).watchdog_timeout(RENEWED);
+    let builder = || impatient(&server.url()).watchdog_timeout(SHORT_LEASE);
     let client = builder().connect().unwrap();
     // The hold is over when the first renewal is due.
-    let bounded = builder().max_hold(UNIT).connect().unwrap();
+    let bounded = builder().max_hold(TIME_UNIT).connect().unwrap();
     let said = |name: &str| format!("the hold of {name:?} was lost: its lease ran out");
     let why = |name: &str, why: &str| {
-        wait_until("the log says so", SOON, || !LOGGER.lines(&said(name)).is_empty());
+        wait_until("the log says so", TIMEOUT, || !LOGGER.lines(&said(name)).is_empty());
         let lines = LOGGER.lines(&said(name));
         assert!(lines.len() == 1 && lines[0].1.contains(why), "{lines:?}");
     };
@@ -57,7 +57,7 @@ fn a_lease_that_ran_out_says_why() {
         move || lock.lock().unwrap().forget()
     });
     let long = bounded.reentrant_lock("long").lock().unwrap();
-    let fixed = client.reentrant_lock("fixed").with_lease(UNIT).lock().unwrap();
+    let fixed = client.reentrant_lock("fixed").with_lease(TIME_UNIT).lock().unwrap();
     why("fixed", "fixed");
     let error = fixed.unlock().unwrap_err().to_string();
     assert!(error.contains("its lease ran out (it was a fixed one"), "{error}");
@@ -82,7 +82,8 @@ fn a_release_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
     let server = server();
     for connections in [1, 8] {
         let proxy = Proxy::before(&server);
-        let client = impatient(&proxy.url()).connect_timeout(UNIT * 20).connections(connections);
+        let client =
+            impatient(&proxy.url()).connect_timeout(TIME_UNIT * 20).connections(connections);
         let client = client.connect().unwrap();
         let name = |at| format!("{connections}:{at}.");
         let held: Vec<_> = (0..NAMES)
@@ -110,7 +111,7 @@ fn a_release_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
         calls.into_iter().for_each(Running::join);
         for at in 0..NAMES {
             let said = |level, what: String| {
-                wait_until(&format!("{what} is said"), SOON, || {
+                wait_until(&format!("{what} is said"), TIMEOUT, || {
                     LOGGER.lines(&what).iter().any(|(of, _)| *of == level)
                 });
             };
@@ -133,16 +134,16 @@ fn renewals_that_are_refused_are_one_warning_and_their_acceptance_is_one_line() 
         let mut set = redis::cmd("CONFIG");
         set.arg(&["SET", "min-replicas-to-write", count]).exec(&mut redis).unwrap();
     };
-    let client = Client::builder(&server.url()).watchdog_timeout(RENEWED).connect().unwrap();
+    let client = Client::builder(&server.url()).watchdog_timeout(SHORT_LEASE).connect().unwrap();
     for name in ["one", "two"] {
         client.reentrant_lock(name).lock().unwrap().forget();
     }
     let lines = || LOGGER.lines("renew");
     for round in 1..=2 {
         needs_replicas("1");
-        wait_until("the refusal is logged", SOON, || lines().len() == 2 * round - 1);
+        wait_until("the refusal is logged", TIMEOUT, || lines().len() == 2 * round - 1);
         needs_replicas("0");
-        wait_until("the acceptance is logged", SOON, || lines().len() == 2 * round);
+        wait_until("the acceptance is logged", TIMEOUT, || lines().len() == 2 * round);
     }
     let lines = lines();
     let levels: Vec<_> = lines.iter().map(|(level, _)| *level).collect();

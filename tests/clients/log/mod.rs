@@ -22,11 +22,11 @@ use redlatch_testkit::{Action, Cluster, Direction, Proxy, Server};
 
 /// Takes locks and loses each of them for a different reason. Each loss is a line of the log.
 fn lose(client: &Client, prefix: &str, locks: usize) {
-    let lease = |at: usize| UNIT + Duration::from_micros(at as u64);
+    let lease = |at: usize| TIME_UNIT + Duration::from_micros(at as u64);
     let lock = |at| client.reentrant_lock(&format!("{prefix}:{at}")).with_lease(lease(at));
     let guards: Vec<_> = (0..locks).map(|at| lock(at).lock().unwrap()).collect();
     for guard in guards {
-        wait_until("the lease ends", SOON, || !guard.is_held());
+        wait_until("the lease ends", TIMEOUT, || !guard.is_held());
         assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     }
 }
@@ -39,7 +39,7 @@ fn a_logger_that_blocks_or_panics_stops_no_call_and_no_renewal() {
     LOGGER.install();
     let server = server();
     let client = client(&server);
-    let watched = watched(&server, RENEWED);
+    let watched = watched(&server, SHORT_LEASE);
     let kept = watched.reentrant_lock("kept").lock().unwrap();
     LOGGER.set(true, false);
     // There are more lines than the queue can keep.
@@ -47,15 +47,15 @@ fn a_logger_that_blocks_or_panics_stops_no_call_and_no_renewal() {
     lose(&watched, "behind", 1);
     client.reentrant_lock("free").lock().unwrap().unlock().unwrap();
     LOGGER.set(false, false);
-    wait_until("the lines left out are counted", SOON, || {
+    wait_until("the lines left out are counted", TIMEOUT, || {
         !LOGGER.lines("log lines were dropped").is_empty()
     });
     LOGGER.set(false, true);
     lose(&client, "panicked", 5);
-    wait_until("the logger panics", SOON, || !LOGGER.lines("panicked:").is_empty());
+    wait_until("the logger panics", TIMEOUT, || !LOGGER.lines("panicked:").is_empty());
     LOGGER.set(false, false);
     lose(&client, "again", 1);
-    wait_until("the log goes on", SOON, || !LOGGER.lines("again:").is_empty());
+    wait_until("the log goes on", TIMEOUT, || !LOGGER.lines("again:").is_empty());
     assert!(kept.is_held());
     kept.unlock().unwrap();
 }
@@ -70,10 +70,10 @@ fn each_log_line_names_its_client() {
     let server = server();
     let clients = [(); 2].map(|()| client(&server));
     for (client, name) in clients.iter().zip(["one", "other"]) {
-        let guard = client.reentrant_lock(name).with_lease(UNIT).lock().unwrap();
+        let guard = client.reentrant_lock(name).with_lease(TIME_UNIT).lock().unwrap();
         guard.on_lost(|_| panic!("as the test wants it"));
         let (id, of) = (format!("[client {}]", client.id()), format!("{name:?}"));
-        wait_until("both lines are written", SOON, || LOGGER.lines(&of).len() == 2);
+        wait_until("both lines are written", TIMEOUT, || LOGGER.lines(&of).len() == 2);
         let lines = LOGGER.lines(&of);
         assert!(lines.iter().all(|(_, line)| line.ends_with(&id)), "{lines:?}");
     }

@@ -15,29 +15,29 @@ fn outages() -> Vec<(Level, String)> {
 fn wait_outages(count: usize) {
     let since = Instant::now();
     while outages().len() < count {
-        assert!(since.elapsed() < SOON, "{count} of these: {:?}", LOGGER.lines(""));
-        thread::sleep(UNIT / 50);
+        assert!(since.elapsed() < TIMEOUT, "{count} of these: {:?}", LOGGER.lines(""));
+        thread::sleep(TIME_UNIT / 50);
     }
     assert_eq!(outages().len(), count, "{:?}", outages());
 }
 
 /// Returns a client with many connections, a subscription and a renewed hold.
 fn busy_client(server: &Server, url: &str) -> Client {
-    busy(server, impatient(url), RENEWED)
+    busy(server, impatient(url), SHORT_LEASE)
 }
 
 /// Like [`busy_client`], but the client waits for replies for longer than a busy machine delays
 /// them. The wait for the reply to a renewal is a sixth of the lease.
 fn patient_busy_client(server: &Server) -> Client {
-    let patient = impatient(&server.url()).response_timeout(SOON).connect_timeout(SOON);
-    busy(server, patient, RENEWED * 4)
+    let patient = impatient(&server.url()).response_timeout(TIMEOUT).connect_timeout(TIMEOUT);
+    busy(server, patient, SHORT_LEASE * 4)
 }
 
 fn busy(server: &Server, builder: ClientBuilder, lease: Duration) -> Client {
     let client = builder.watchdog_timeout(lease).connections(8).connect().unwrap();
-    hold_as_redisson(&mut server.connection(), "foreign", LONG);
+    hold_as_redisson(&mut server.connection(), "foreign", LONG_LEASE);
     assert!(
-        answered(|| client.reentrant_lock("foreign").try_lock_for(UNIT / 2))
+        answered(|| client.reentrant_lock("foreign").try_lock_for(TIME_UNIT / 2))
             .into_option()
             .is_none()
     );
@@ -69,7 +69,7 @@ fn an_outage_is_one_warning_and_its_end_is_one_line() {
         wait_outages(2 * round);
     }
     // Any further lines would come within this time.
-    thread::sleep(UNIT * 3);
+    thread::sleep(TIME_UNIT * 3);
     let lines = outages();
     let levels: Vec<_> = lines.iter().map(|(level, _)| *level).collect();
     assert_eq!(levels, [Level::Warn, Level::Info, Level::Warn, Level::Info], "{lines:?}");
@@ -125,8 +125,10 @@ fn an_outage_is_logged_once_for_all_clients_of_a_process() {
     clients.next().unwrap().shutdown();
     assert_eq!(LOGGER.lines("no longer asks the server"), []);
     clients.for_each(|client| client.shutdown());
-    wait_until("the end is told", SOON, || !LOGGER.lines("no longer asks the server").is_empty());
-    thread::sleep(UNIT * 3);
+    wait_until("the end is told", TIMEOUT, || {
+        !LOGGER.lines("no longer asks the server").is_empty()
+    });
+    thread::sleep(TIME_UNIT * 3);
     wait_outages(5);
     let lines = LOGGER.lines("no longer asks the server");
     assert!(matches!(&lines[..], [(Level::Info, line)] if line.contains("client")), "{lines:?}");
@@ -155,9 +157,11 @@ fn the_end_of_an_outage_is_logged_though_no_call_is_made() {
     tell(&["CONFIG", "SET", "maxclients", "1"]);
     tell(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     assert!(client.reentrant_lock("refused").lock().is_err());
-    wait_until("it is said", SOON, || !LOGGER.lines("accepts no more connections").is_empty());
+    wait_until("it is said", TIMEOUT, || !LOGGER.lines("accepts no more connections").is_empty());
     tell(&["CONFIG", "SET", "maxclients", "1000"]);
-    wait_until("its end is said", SOON, || !LOGGER.lines("accepts connections again").is_empty());
+    wait_until("its end is said", TIMEOUT, || {
+        !LOGGER.lines("accepts connections again").is_empty()
+    });
     wait_outages(2);
 }
 
@@ -173,7 +177,8 @@ fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
         eprintln!("left out: no cluster can be had");
         return;
     };
-    let connect = || Client::builder(&cluster.url()).response_timeout(UNIT * 5).connect().unwrap();
+    let connect =
+        || Client::builder(&cluster.url()).response_timeout(TIME_UNIT * 5).connect().unwrap();
     let clients = [connect(), connect()];
     let slot = cluster.slot("moved");
     let old = cluster.owner(slot);
@@ -188,10 +193,10 @@ fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
     cluster.wait_taken_over(slot, old);
     clients.iter().for_each(lock);
     let lines = || LOGGER.lines("no longer asks the server");
-    wait_until("the end is told", SOON, || !lines().is_empty());
+    wait_until("the end is told", TIMEOUT, || !lines().is_empty());
     // The client sends no further request to the old server, and the log gets no further line about
     // it.
-    thread::sleep(UNIT * 40);
+    thread::sleep(TIME_UNIT * 40);
     wait_outages(1);
     let lines = lines();
     let address = format!("the server at 127.0.0.1:{}", old.port());
@@ -236,7 +241,7 @@ fn a_server_that_lets_no_further_connection_in_is_no_outage() {
     lock.lock().unwrap().unlock().unwrap();
     let foreign = client.reentrant_lock("foreign");
     let waiting =
-        spawn(move || foreign.try_lock_for(LONG).map(|guard| guard.into_option().is_some()));
+        spawn(move || foreign.try_lock_for(LONG_LEASE).map(|guard| guard.into_option().is_some()));
     waiting.wait_asleep();
     let set = |redis: &mut redis::Connection, most: &str| {
         let () = redis::cmd("CONFIG").arg(&["SET", "maxclients", most]).query(redis).unwrap();
@@ -244,16 +249,18 @@ fn a_server_that_lets_no_further_connection_in_is_no_outage() {
     set(&mut redis, "1");
     // The subscriber tries to connect again and again.
     let _: i64 = redis::cmd("CLIENT").arg(&["KILL", "TYPE", "pubsub"]).query(&mut redis).unwrap();
-    wait_until("it is said", SOON, || !LOGGER.lines("accepts no more connections").is_empty());
+    wait_until("it is said", TIMEOUT, || !LOGGER.lines("accepts no more connections").is_empty());
     let since = Instant::now();
-    while since.elapsed() < UNIT * 30 {
+    while since.elapsed() < TIME_UNIT * 30 {
         lock.lock().unwrap().unlock().unwrap();
-        thread::sleep(UNIT / 10);
+        thread::sleep(TIME_UNIT / 10);
     }
     set(&mut redis, "1000");
     let _: i64 = redis.del("foreign").unwrap();
     assert!(waiting.join().unwrap());
-    wait_until("its end is said", SOON, || !LOGGER.lines("accepts connections again").is_empty());
+    wait_until("its end is said", TIMEOUT, || {
+        !LOGGER.lines("accepts connections again").is_empty()
+    });
     assert_eq!(outages(), []);
     let refusals = LOGGER.lines("accepts no more connections");
     assert!(

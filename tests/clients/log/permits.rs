@@ -23,7 +23,7 @@ fn another_number_of_permits_than_a_handle_wants_is_said_once() {
             drop(pool.with_permits(5).acquire().unwrap());
         }
     }
-    wait_until("it is said", SOON, || !said().is_empty());
+    wait_until("it is said", TIMEOUT, || !said().is_empty());
     let line = "a handle wants 5 permits of \"pool 1\", but 6 are free: nothing was changed";
     assert_eq!(said(), [(Level::Warn, line.to_owned())]);
 
@@ -39,7 +39,7 @@ fn another_number_of_permits_than_a_handle_wants_is_said_once() {
             drop(pool.acquire().unwrap());
         }
     }
-    wait_until("it is said", SOON, || !said().is_empty());
+    wait_until("it is said", TIMEOUT, || !said().is_empty());
     let line = "a handle wants 5 permits of \"leases 1\", but it has 4: nothing was changed";
     assert_eq!(said(), [(Level::Warn, line.to_owned())]);
 
@@ -50,7 +50,7 @@ fn another_number_of_permits_than_a_handle_wants_is_said_once() {
         drop(client.semaphore("twins").with_permits(3).acquire().unwrap());
     }
     assert_eq!(kept.available_permits().unwrap(), 2);
-    wait_until("it is said", SOON, || !said().is_empty());
+    wait_until("it is said", TIMEOUT, || !said().is_empty());
     let line = "a handle wants 3 permits of \"twins\", but another handle of this client wants 2: \
                 nothing was changed";
     assert_eq!(said(), [(Level::Warn, line.to_owned())]);
@@ -65,7 +65,7 @@ fn permits_that_no_program_has_set_are_said_at_once_with_their_number() {
     let server = server();
     // Each client logs the line at once, and only once.
     let clients =
-        [(); 2].map(|()| Client::builder(&server.url()).slow_wait(LONG).connect().unwrap());
+        [(); 2].map(|()| Client::builder(&server.url()).slow_wait(LONG_LEASE).connect().unwrap());
     let [pool, expirable] = ["pool", "expirable"];
     let said = |client: &Client| {
         let mut lines = LOGGER.lines(client.id());
@@ -83,7 +83,7 @@ fn permits_that_no_program_has_set_are_said_at_once_with_their_number() {
                 .is_none()
         );
     }
-    wait_until("both are said", SOON, || clients.iter().all(|client| !said(client).is_empty()));
+    wait_until("both are said", TIMEOUT, || clients.iter().all(|client| !said(client).is_empty()));
     for (client, wants) in
         clients.iter().zip(["2 permits of \"pool\"", "a permit of \"expirable\""])
     {

@@ -20,8 +20,8 @@ fn a_server_that_does_not_tell_of_changes_is_one_line() {
         let client = Client::connect(url).unwrap();
         let held = ["one", "other"].map(|name| client.reentrant_lock(name).lock().unwrap());
         // Time must pass here: enough for all holds to be tracked, and for the line.
-        thread::sleep(UNIT * 5);
-        wait_until("it is said", SOON, || lines().len() >= expected);
+        thread::sleep(TIME_UNIT * 5);
+        wait_until("it is said", TIMEOUT, || lines().len() >= expected);
         drop(held);
     }
     assert_eq!(lines().iter().map(|(level, _)| *level).collect::<Vec<_>>(), [Level::Info; 3]);
@@ -40,8 +40,8 @@ fn a_right_that_every_wait_needs_is_missed_aloud_once() {
     // For each new channel, the client sends a message to its subscriber.
     let mut wait = |times| {
         for name in names.by_ref().take(times) {
-            hold_as_redisson(&mut server.connection(), &name, LONG);
-            let _late = client.reentrant_lock(&name).try_lock_for(UNIT / 4);
+            hold_as_redisson(&mut server.connection(), &name, LONG_LEASE);
+            let _late = client.reentrant_lock(&name).try_lock_for(TIME_UNIT / 4);
         }
     };
     let refusals = || LOGGER.lines("control message was refused").len();
@@ -50,7 +50,7 @@ fn a_right_that_every_wait_needs_is_missed_aloud_once() {
     for round in 1..=2 {
         user.set(&["-publish"]);
         wait(5);
-        wait_until("it is said", SOON, || refusals() >= round);
+        wait_until("it is said", TIMEOUT, || refusals() >= round);
         wait(5);
         assert_eq!(refusals(), round, "{:?}", LOGGER.lines("refused"));
         user.set(&["+publish"]);
@@ -122,7 +122,7 @@ fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
     let server = server();
     let mut user = User::new(&server, "managed");
     user.set(&["-info", "-client", "-config", "-command", "-debug", "-wait", "-hello"]);
-    let patient = || Client::builder(user.url()).watchdog_timeout(LONG).connect().unwrap();
+    let patient = || Client::builder(user.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let (client, other) = (patient(), patient());
     let guard = client.reentrant_lock("managed").lock().unwrap();
     let lock = other.reentrant_lock("managed");

@@ -10,7 +10,7 @@ fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
     }
     LOGGER.install();
     let server = server();
-    let connect = || Client::builder(&server.url()).slow_wait(UNIT * 3).connect().unwrap();
+    let connect = || Client::builder(&server.url()).slow_wait(TIME_UNIT * 3).connect().unwrap();
     let clients = [connect(), connect()];
     for kind in ["plain", "fair"] {
         let lock = |client: &Client, name: &str| -> Box<dyn Lock> {
@@ -40,11 +40,11 @@ fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
             let (waits, holds) = (format!("{kind} {waits}"), format!("{kind} {holds}"));
             LOGGER.lines(&format!(" s for {waits:?} while the thread holds {holds:?}: a deadlock"))
         };
-        wait_until("both are warned", SOON, || {
+        wait_until("both are warned", TIMEOUT, || {
             !said("B", "A").is_empty() && !said("A", "B").is_empty()
         });
         // The client checks again, and logs no more.
-        thread::sleep(UNIT * 15);
+        thread::sleep(TIME_UNIT * 15);
         for lines in [said("A", "B"), said("B", "A")] {
             assert_eq!(lines.len(), 1, "{lines:?}");
             assert_eq!(lines[0].0, Level::Warn);
@@ -65,7 +65,7 @@ fn a_thread_that_holds_another_lock_is_named_in_a_crowd() {
     }
     LOGGER.install();
     let server = server();
-    let client = Client::builder(&server.url()).slow_wait(UNIT).connect().unwrap();
+    let client = Client::builder(&server.url()).slow_wait(TIME_UNIT).connect().unwrap();
     let held = client.reentrant_lock("B").lock_owned().unwrap();
     let waiter = |holds: bool| {
         let (lock, other) = (client.reentrant_lock("B"), client.reentrant_lock("A"));
@@ -75,10 +75,12 @@ fn a_thread_that_holds_another_lock_is_named_in_a_crowd() {
         })
     };
     let mut waiters: Vec<_> = (0..5).map(|_| waiter(false)).collect();
-    wait_until("the name has its line", SOON, || !LOGGER.lines(" s for \"B\", held by").is_empty());
+    wait_until("the name has its line", TIMEOUT, || {
+        !LOGGER.lines(" s for \"B\", held by").is_empty()
+    });
     waiters.push(waiter(true));
     let said = || LOGGER.lines(" s for \"B\" while the thread holds \"A\": a deadlock");
-    wait_until("it is said", SOON, || !said().is_empty());
+    wait_until("it is said", TIMEOUT, || !said().is_empty());
     held.unlock().unwrap();
     waiters.into_iter().for_each(Running::join);
     assert_eq!(said().len(), 1, "{:?}", said());
@@ -93,7 +95,7 @@ fn a_long_wait_for_a_latch_is_said_if_its_thread_holds_a_lock() {
     }
     LOGGER.install();
     let server = server();
-    let client = Client::builder(&server.url()).slow_wait(UNIT).connect().unwrap();
+    let client = Client::builder(&server.url()).slow_wait(TIME_UNIT).connect().unwrap();
     let latches = ["with", "without"].map(|name| client.count_down_latch(name));
     let waits = latches.each_ref().map(|latch| {
         assert!(latch.try_set_count(1).unwrap());
@@ -104,11 +106,11 @@ fn a_long_wait_for_a_latch_is_said_if_its_thread_holds_a_lock() {
             latch.wait().unwrap();
         })
     });
-    wait_until("it is said", SOON, || {
+    wait_until("it is said", TIMEOUT, || {
         !LOGGER.lines("the thread holds \"lock\": a deadl").is_empty()
     });
     // The client checks again, and logs no more.
-    thread::sleep(UNIT * 15);
+    thread::sleep(TIME_UNIT * 15);
     assert_eq!(LOGGER.lines("waited ").len(), 1, "{:?}", LOGGER.lines("waited "));
     latches.iter().for_each(|latch| latch.count_down().unwrap());
     waits.into_iter().for_each(Running::join);
@@ -124,7 +126,7 @@ fn of_a_crowd_one_client_a_second_asks_for_the_holder() {
     let connect = |slow: Duration| {
         Client::builder(&server.url()).slow_wait(slow).connections(1).connect().unwrap()
     };
-    let holder = connect(LONG);
+    let holder = connect(LONG_LEASE);
     let (lock, pool) = (holder.reentrant_lock("lock"), holder.expirable_semaphore("pool"));
     assert!(pool.try_set_permits(1).unwrap());
     let held = (lock.lock().unwrap(), pool.acquire().unwrap());
@@ -132,7 +134,7 @@ fn of_a_crowd_one_client_a_second_asks_for_the_holder() {
     let token = CancelToken::new();
     let crowd: Vec<_> = (0..20)
         .map(|number| {
-            let (client, token) = (connect(UNIT), token.clone());
+            let (client, token) = (connect(TIME_UNIT), token.clone());
             spawn(move || match number % 2 {
                 0 => client.reentrant_lock("lock").lock_cancellable(&token).map(drop),
                 _ => client.expirable_semaphore("pool").acquire_within(&token).map(drop),
@@ -145,7 +147,7 @@ fn of_a_crowd_one_client_a_second_asks_for_the_holder() {
         lines.retain(|(_, line)| line.contains(&process));
         lines
     };
-    wait_until("others have their lines later", SOON, || {
+    wait_until("others have their lines later", TIMEOUT, || {
         said("lock").len() > 2 && said("pool").len() > 2
     });
     let lists = Commands::so_far(&server).of("client|list");
@@ -169,15 +171,15 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
     }
     LOGGER.install();
     let server = server();
-    let holder = Client::builder(&server.url()).watchdog_timeout(LONG).connect().unwrap();
-    let slow = || Client::builder(&server.url()).slow_wait(UNIT * 3).connect().unwrap();
+    let holder = Client::builder(&server.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
+    let slow = || Client::builder(&server.url()).slow_wait(TIME_UNIT * 3).connect().unwrap();
     let (first, second, token) = (slow(), slow(), CancelToken::new());
     let held = holder.reentrant_lock("orders").lock().unwrap();
     let begun = Instant::now();
     let waiters = [&first, &second].map(|client| {
         let (lock, token) = (client.reentrant_lock("orders"), token.clone());
         let waits = spawn(move || lock.lock_cancellable(&token).map(drop).unwrap_err().kind());
-        wait_until("it stands in line", SOON, || {
+        wait_until("it stands in line", TIMEOUT, || {
             holder
                 .status("orders")
                 .unwrap()
@@ -201,11 +203,11 @@ fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
         let (_, lines) = LOGGER.lines(client.id()).into_iter().partition::<Vec<_>, _>(|_| false);
         lines.into_iter().filter(|(_, line)| line.starts_with("waited")).collect::<Vec<_>>()
     };
-    wait_until("both are said", SOON, || {
+    wait_until("both are said", TIMEOUT, || {
         [&first, &second].iter().all(|client| !said(client).is_empty())
     });
     // The client checks again, and logs no more.
-    thread::sleep(UNIT * 15);
+    thread::sleep(TIME_UNIT * 15);
     let process = format!(", process {}, ", std::process::id());
     for (client, before) in [(&first, "; 0 waiters before"), (&second, "; 1 waiter before")] {
         let lines = said(client);

@@ -9,7 +9,7 @@ use super::*;
 fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
     const CLIENTS: usize = 3;
     const TIMES: usize = 12;
-    let pair = Pair::start(UNIT / 20);
+    let pair = Pair::start(TIME_UNIT / 20);
     let pair = Arc::new(pair);
     // Readers have the lock together: another test checks them.
     for kind in KINDS.into_iter().filter(|kind| *kind != "read") {
@@ -43,7 +43,7 @@ fn a_lock_that_is_handed_on_is_on_the_replica_before_it_counts() {
 /// must wait for the replica itself.
 #[test]
 fn readers_that_are_let_in_together_are_all_on_the_replica() {
-    let pair = Pair::start(UNIT / 20);
+    let pair = Pair::start(TIME_UNIT / 20);
     let pair = Arc::new(pair);
     let client = || pair.patient().connect().unwrap();
     let writer = client();
@@ -91,7 +91,7 @@ fn a_grant_by_message_that_no_replica_has_is_none() {
         pair.replica.pause();
         guard.unlock().unwrap();
         too_few(&waiter.join());
-        wait_until("nobody has it", SOON, || pair.is_free(&name));
+        wait_until("nobody has it", TIMEOUT, || pair.is_free(&name));
         pair.replica.resume();
         taken(&*first).unlock().unwrap();
     }
@@ -135,7 +135,7 @@ fn a_reader_that_joins_a_hold_waits_for_the_replica_too() {
     let lock = client.read_write_lock("beside");
     let first = taken(lock.reader());
     pair.cut_off(true);
-    thread::sleep(UNIT);
+    thread::sleep(TIME_UNIT);
     let beside = lock.clone();
     let error = spawn(move || beside.reader().lock().map(drop).unwrap_err()).join();
     too_few(&error);
@@ -180,7 +180,7 @@ fn a_request_that_was_sent_twice_counts_for_the_connection_it_was_answered_on() 
             let error = outcome.unwrap_err();
             assert_eq!(way.fired(), fired + 1);
             assert!(error.to_string().contains("0 of 1 replicas"), "{kind}: {error}");
-            wait_until("nobody has it", SOON, || pair.is_free(lock.name()));
+            wait_until("nobody has it", TIMEOUT, || pair.is_free(lock.name()));
         }
         pair.cut_off(false);
         taken(&*lock).unlock().unwrap();
@@ -196,7 +196,7 @@ fn a_hold_that_is_found_is_written_anew() {
     let (ours, theirs) = (client(), client());
     // The lease is shorter than the first lease of a grant by message, so no renewal makes it
     // longer.
-    let lease = UNIT * 15;
+    let lease = TIME_UNIT * 15;
     for kind in KINDS {
         let first = barrier(&ours, kind, "anew");
         let second = lock_of(&theirs, kind, "anew", Some(lease));

@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    CROWD, Commands, LONG, Running, SOON, UNIT, User, client, holder, once_within, pttl, server,
-    spawn, wait_until,
+    Commands, LONG_LEASE, MANY_THREADS, Running, TIME_UNIT, TIMEOUT, User, client, holder,
+    once_within, pttl, server, spawn, wait_until,
 };
 use redis::Commands as _;
 use redlatch::{
@@ -19,7 +19,7 @@ use redlatch::{
 };
 use redlatch_testkit::{Action, Direction, Proxy, Server};
 
-const WITHIN: Duration = Duration::from_millis(3 * UNIT.as_millis() as u64);
+const WITHIN: Duration = Duration::from_millis(3 * TIME_UNIT.as_millis() as u64);
 
 /// A server and its replica, which gets all commands through a network with a small delay.
 struct Pair {
@@ -39,7 +39,7 @@ impl Pair {
 
     /// Returns the builder of a client whose wait for the replica has no limit.
     fn patient(&self) -> ClientBuilder {
-        Client::builder(&self.master.url()).watchdog_timeout(LONG).replica_acks(1, LONG)
+        Client::builder(&self.master.url()).watchdog_timeout(LONG_LEASE).replica_acks(1, LONG_LEASE)
     }
 
     /// Returns the builder of a client whose wait for the replica is short.
@@ -65,7 +65,7 @@ impl Pair {
 }
 
 fn settings(url: &str) -> ClientBuilder {
-    let client = Client::builder(url).watchdog_timeout(LONG).replica_acks(1, WITHIN);
+    let client = Client::builder(url).watchdog_timeout(LONG_LEASE).replica_acks(1, WITHIN);
     client.failover_timeout(Duration::ZERO)
 }
 
@@ -95,7 +95,8 @@ fn lock_of(client: &Client, kind: &str, name: &str, lease: Option<Duration>) -> 
 #[test]
 fn a_wait_ends_though_each_request_takes_longer_than_the_failover_timeout() {
     let server = server();
-    let client = Client::builder(&server.url()).watchdog_timeout(LONG).replica_acks(1, WITHIN);
+    let client =
+        Client::builder(&server.url()).watchdog_timeout(LONG_LEASE).replica_acks(1, WITHIN);
     let client = client.failover_timeout(WITHIN / 2).connect().unwrap();
     for kind in KINDS {
         let error = lock_of(&client, kind, "slow", None).lock().unwrap_err();
@@ -111,7 +112,7 @@ fn a_script_without_enough_replicas_has_run_and_says_so() {
     let client = pair.impatient().connect().unwrap();
     let guard = taken(&client.reentrant_lock("scripts"));
     let add = || guard.command("INCR", &["number"], &[]);
-    wait_until("the replica keeps up", SOON, || add().is_ok());
+    wait_until("the replica keeps up", TIMEOUT, || add().is_ok());
     let before: i64 = pair.master.connection().get("number").unwrap();
     pair.cut_off(true);
     let error = add().unwrap_err();
@@ -137,7 +138,7 @@ fn locks(client: &Client, name: &str) -> [(&'static str, Box<dyn Lock>); 5] {
 #[track_caller]
 fn taken(lock: &dyn Lock) -> LockGuard {
     let mut guard = None;
-    wait_until("the replica keeps up", SOON, || match lock.lock() {
+    wait_until("the replica keeps up", TIMEOUT, || match lock.lock() {
         Ok(taken) => {
             guard = Some(taken);
             true
@@ -158,7 +159,7 @@ fn wait_behind<T>(pair: &Pair, kind: &str, name: &str, places: u64, waiter: &Run
         _ => "redlatch_queue",
     };
     let mut connection = pair.master.connection();
-    wait_until(&format!("{places} stand in line for {name:?}"), SOON, || {
+    wait_until(&format!("{places} stand in line for {name:?}"), TIMEOUT, || {
         connection.llen::<_, u64>(format!("{queue}:{{{name}}}")).unwrap() >= places
     });
     waiter.wait_queued();
@@ -175,7 +176,7 @@ fn too_few(error: &Error) {
 
 #[test]
 fn a_granted_lock_is_on_the_replica_too() {
-    let pair = Pair::start(UNIT / 10);
+    let pair = Pair::start(TIME_UNIT / 10);
     let client = pair.patient().connect().unwrap();
     // Each call is made twice. The first time, the server does not know the script.
     for round in 0..2 {
@@ -218,7 +219,7 @@ fn too_few_replicas_are_an_error_and_nothing_is_held() {
         assert_eq!(lock.hold_count(), 0, "{kind}");
         too_few(&lock.try_lock().unwrap_err());
         assert!(pair.is_free(lock.name()), "{kind}: it stays on the master");
-        too_few(&lock.try_lock_for(LONG).unwrap_err());
+        too_few(&lock.try_lock_for(LONG_LEASE).unwrap_err());
         assert!(pair.is_free(lock.name()), "{kind}: it stays on the master");
 
         pair.replica.resume();
@@ -236,7 +237,7 @@ fn too_few_replicas_are_an_error_and_nothing_is_held() {
         assert!(pair.is_free(name), "one of several: {name}");
     }
     pair.replica.resume();
-    wait_until("the replica keeps up", SOON, || several.lock().is_ok());
+    wait_until("the replica keeps up", TIMEOUT, || several.lock().is_ok());
 }
 
 #[test]
@@ -259,7 +260,7 @@ fn a_server_without_replicas_has_none_that_acknowledge() {
 fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
     let pair = Pair::start(Duration::ZERO);
     let enduring = |limit| pair.impatient().failover_timeout(limit).connect().unwrap();
-    let (client, limit) = (enduring(LONG), UNIT * 15);
+    let (client, limit) = (enduring(LONG_LEASE), TIME_UNIT * 15);
     assert!(client.semaphore("permits").try_set_permits(1).unwrap());
     let away = |redis: &mut redis::Connection, away: bool| {
         let least = if away { "2" } else { "0" };
@@ -302,7 +303,7 @@ fn waits_go_on_while_replicas_are_away_and_no_longer_than_they_may() {
 
 #[test]
 fn waiters_of_one_process_hear_of_a_silent_replica_together() {
-    const THREADS: usize = CROWD * 2;
+    const THREADS: usize = MANY_THREADS * 2;
     let pair = Pair::start(Duration::ZERO);
     let client = pair.impatient().connect().unwrap();
     let lock = client.reentrant_lock("together");
@@ -320,7 +321,7 @@ fn waiters_of_one_process_hear_of_a_silent_replica_together() {
     guard.unlock().unwrap();
     waiters.into_iter().for_each(|waiter| too_few(&waiter.join()));
     let took = begun.elapsed();
-    assert!(took < SOON, "one after the other: {took:?}");
+    assert!(took < TIMEOUT, "one after the other: {took:?}");
     assert!(pair.is_free("together"));
     pair.replica.resume();
     taken(&lock).unlock().unwrap();
@@ -344,7 +345,7 @@ fn a_refused_request_waits_for_no_replica() {
         let begun = Instant::now();
         assert!(lock.try_lock().unwrap().into_option().is_none());
         // With a wait for a replica, the call would take a minute.
-        assert!(begun.elapsed() < SOON, "{kind}: {:?}", begun.elapsed());
+        assert!(begun.elapsed() < TIMEOUT, "{kind}: {:?}", begun.elapsed());
         guard.unlock().unwrap();
         pair.cut_off(false);
         // If the client had sent a WAIT, its late reply must not be taken for the reply to this
@@ -374,7 +375,7 @@ fn one_question_serves_all_threads_that_ask_together() {
     const TIMES: usize = 4;
     // The network is slow, so that all other threads send their requests while one request is in
     // flight, even on a busy machine.
-    let pair = Pair::start(UNIT);
+    let pair = Pair::start(TIME_UNIT);
     let client = pair.patient().connections(1).connect().unwrap();
     client.reentrant_lock("warm").lock().unwrap().unlock().unwrap();
     let before = Commands::so_far(&pair.master);
@@ -394,19 +395,21 @@ fn one_question_serves_all_threads_that_ask_together() {
 /// replicas only once.
 #[test]
 fn a_silent_server_of_a_quorum_costs_the_time_for_replicas_once() {
-    const WITHIN: Duration = Duration::from_millis(20 * UNIT.as_millis() as u64);
+    const WITHIN: Duration = Duration::from_millis(20 * TIME_UNIT.as_millis() as u64);
     let pairs = [(); 2].map(|()| Pair::start(Duration::ZERO));
     let silent = Server::start().unwrap();
     let servers = pairs.iter().map(|pair| &pair.master).chain([&silent]);
     let clients: Vec<_> = servers
-        .map(|server| settings(&server.url()).watchdog_timeout(UNIT * 50).replica_acks(1, WITHIN))
-        .map(|builder| builder.response_timeout(LONG).connect().unwrap())
+        .map(|server| {
+            settings(&server.url()).watchdog_timeout(TIME_UNIT * 50).replica_acks(1, WITHIN)
+        })
+        .map(|builder| builder.response_timeout(LONG_LEASE).connect().unwrap())
         .collect();
     let locks: Vec<_> = clients.iter().map(|client| client.reentrant_lock("quorum")).collect();
     let locks: Vec<_> = locks.iter().map(|lock| lock as &dyn Lock).collect();
     for lock in &locks[..pairs.len()] {
         let works = || lock.lock().is_ok_and(|guard| guard.unlock().is_ok());
-        wait_until("the replica keeps up", SOON, works);
+        wait_until("the replica keeps up", TIMEOUT, works);
     }
     let quorum = MultiLock::quorum(&locks).unwrap();
     once_within(WITHIN * 2, || {

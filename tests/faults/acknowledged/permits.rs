@@ -12,7 +12,7 @@ fn permits_count_when_the_replica_has_them() {
     let free = |server: &Server| server.connection().get::<_, i64>("permits").unwrap();
     let permit = |permits| {
         let mut taken = None;
-        wait_until("the replica keeps up", SOON, || {
+        wait_until("the replica keeps up", TIMEOUT, || {
             taken = semaphore.acquire_many(permits).inspect_err(too_few).ok();
             taken.is_some()
         });
@@ -31,7 +31,7 @@ fn permits_count_when_the_replica_has_them() {
     pair.cut_off(false);
     drop(permit(2));
     drop(first);
-    wait_until("all are back", SOON, || free(&pair.master) == 3);
+    wait_until("all are back", TIMEOUT, || free(&pair.master) == 3);
 }
 
 /// Like an acquire, a release waits for the replica. A release without an acknowledgement is valid,
@@ -44,7 +44,7 @@ fn a_release_waits_for_the_replica_and_a_drop_does_not() {
     semaphore.set_permits(4).unwrap();
     let free = |server: &Server| server.connection().get::<_, i64>("returned").unwrap();
     let mut taken = Vec::new();
-    wait_until("the replica keeps up", SOON, || {
+    wait_until("the replica keeps up", TIMEOUT, || {
         taken.extend(semaphore.acquire().inspect_err(too_few).ok());
         taken.len() == 4
     });
@@ -58,21 +58,21 @@ fn a_release_waits_for_the_replica_and_a_drop_does_not() {
         assert!(error.contains("given back, do not release them again"), "{error}");
     }
     taken.clear();
-    wait_until("all are back, and one more", SOON, || free(&pair.master) == 5);
+    wait_until("all are back, and one more", TIMEOUT, || free(&pair.master) == 5);
     pair.cut_off(false);
-    wait_until("the replica hears of it", SOON, || free(&pair.replica) == 5);
+    wait_until("the replica hears of it", TIMEOUT, || free(&pair.replica) == 5);
 }
 
 #[test]
 fn a_lease_of_permits_is_taken_and_renewed_only_if_the_replica_has_it() {
     let pair = Pair::start(Duration::ZERO);
-    let lease = UNIT * 30;
+    let lease = TIME_UNIT * 30;
     let client = pair.impatient().watchdog_timeout(lease).connect().unwrap();
     let semaphore = client.expirable_semaphore("leases");
     semaphore.try_set_permits(2).unwrap();
     let out = |server: &Server| server.connection().zcard::<_, u64>("{leases}:timeout").unwrap();
     let mut taken = None;
-    wait_until("the replica keeps up", SOON, || {
+    wait_until("the replica keeps up", TIMEOUT, || {
         taken = semaphore.acquire().inspect_err(too_few).ok();
         taken.is_some()
     });
@@ -83,8 +83,8 @@ fn a_lease_of_permits_is_taken_and_renewed_only_if_the_replica_has_it() {
     too_few(&semaphore.acquire().map(drop).unwrap_err());
     too_few(&semaphore.try_acquire().map(drop).unwrap_err());
     assert_eq!(out(&pair.master), 1, "given back");
-    wait_until("a renewal has failed", SOON, || permit.state() == HoldState::Unconfirmed);
-    wait_until("it is lost", SOON, || !permit.is_held());
+    wait_until("a renewal has failed", TIMEOUT, || permit.state() == HoldState::Unconfirmed);
+    wait_until("it is lost", TIMEOUT, || !permit.is_held());
     assert_eq!(permit.state(), HoldState::Lost(LostReason::LeaseExpired));
     pair.cut_off(false);
 }
@@ -100,10 +100,10 @@ fn permits_that_were_asked_for_twice_count_for_the_second_connection() {
     let leases = client.expirable_semaphore("leases");
     leases.try_set_permits(2).unwrap();
     // The server knows the scripts from here on.
-    wait_until("the replica keeps up", SOON, || {
+    wait_until("the replica keeps up", TIMEOUT, || {
         numbers.acquire().is_ok_and(|it| it.release().is_ok())
     });
-    wait_until("the replica keeps up", SOON, || {
+    wait_until("the replica keeps up", TIMEOUT, || {
         leases.acquire().is_ok_and(|it| it.release().is_ok())
     });
     pair.cut_off(true);
@@ -125,7 +125,7 @@ fn permits_that_were_asked_for_twice_count_for_the_second_connection() {
     assert!(written("set") >= 3, "taken, found, and given back: {}", written("set"));
     assert!(written("decrby") >= 3, "taken by both, and found: {}", written("decrby"));
     let free = |name| pair.master.connection().get::<_, i64>(name).unwrap();
-    wait_until("all are back", SOON, || (free("numbers"), free("leases")) == (2, 2));
+    wait_until("all are back", TIMEOUT, || (free("numbers"), free("leases")) == (2, 2));
     pair.cut_off(false);
 }
 
@@ -136,12 +136,12 @@ fn a_new_lease_of_a_permit_is_written_even_if_the_old_one_is_longer() {
     let semaphore = client.expirable_semaphore("leases");
     semaphore.try_set_permits(1).unwrap();
     let permit = semaphore.acquire().unwrap();
-    for lease in [LONG * 2, LONG] {
+    for lease in [LONG_LEASE * 2, LONG_LEASE] {
         let before = Commands::so_far(&pair.master).of("zadd");
         semaphore.update_lease_time(&permit.id(), lease).unwrap();
         let written = Commands::so_far(&pair.master).of("zadd") - before;
         assert!(written >= 1, "{lease:?}: {written}");
     }
-    assert!(permit.remaining() > LONG);
+    assert!(permit.remaining() > LONG_LEASE);
     permit.release().unwrap();
 }

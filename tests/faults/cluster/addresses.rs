@@ -24,7 +24,7 @@ fn announced_elsewhere() -> Cluster {
             .unwrap();
     }
     for server in cluster.servers() {
-        wait_until("it names all others so", SOON, || {
+        wait_until("it names all others so", TIMEOUT, || {
             let slots: Value =
                 redis::cmd("CLUSTER").arg("SLOTS").query(&mut server.connection()).unwrap();
             let said = format!("{slots:?}");
@@ -47,7 +47,7 @@ fn mapped(cluster: &Cluster, asked: &Asked) -> Client {
     let asked = Arc::clone(asked);
     // The URL has one server, so the client learns of all others.
     Client::builder(&format!("redis-cluster://127.0.0.1:{}", ports[0]))
-        .watchdog_timeout(LONG)
+        .watchdog_timeout(LONG_LEASE)
         .address_map(move |named, port| {
             asked.lock().unwrap().push((named.to_owned(), port));
             let at = (0..ports.len()).find(|at| host(*at) == named)?;
@@ -97,7 +97,7 @@ fn without_a_map_that_works_the_named_servers_are_not_reached() {
     let cluster = announced_elsewhere();
     let connect = || {
         Client::builder(&format!("redis-cluster://127.0.0.1:{}", cluster.servers()[0].port()))
-            .connect_timeout(UNIT * 20)
+            .connect_timeout(TIME_UNIT * 20)
     };
     let error = connect().connect().map(drop).unwrap_err();
     assert!(error.kind().is_server_trouble() && error.is_transient(), "{error:#}");

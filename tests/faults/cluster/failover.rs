@@ -16,7 +16,7 @@ fn a_server_that_was_removed_from_its_cluster_is_not_believed() {
     }
     // The client first queries the server that answered last.
     let url = |port| format!("redis-cluster://127.0.0.1:{port}");
-    let connect = |url: &str| Client::builder(url).watchdog_timeout(LONG).connect();
+    let connect = |url: &str| Client::builder(url).watchdog_timeout(LONG_LEASE).connect();
     let client = connect(&url(left.port())).unwrap();
     let to = cluster.another(slot);
     cluster.move_slot(slot, to);
@@ -38,12 +38,12 @@ fn a_server_that_is_cut_off_from_its_cluster_is_not_believed() {
     let old = cluster.owner(slot);
     // The client first queries the server that answered last.
     let url = format!("redis-cluster://127.0.0.1:{}", old.port());
-    let client = Client::builder(&url).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(&url).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let lock = client.reentrant_lock("cut off");
     lock.lock().unwrap().unlock().unwrap();
     cluster.cut_off(old);
     let new = cluster.take_over(slot);
-    wait_until("it finds that it is alone", SOON, || {
+    wait_until("it finds that it is alone", TIMEOUT, || {
         let info: String = redis::cmd("CLUSTER").arg("INFO").query(&mut old.connection()).unwrap();
         info.contains("cluster_state:fail")
     });
@@ -63,7 +63,7 @@ fn a_master_dies_and_its_replica_takes_over() {
     let old = cluster.owner(slot);
     // Only the old master knows this lock.
     let guard = clients[0].reentrant_lock(&format!("{{{name}}}:lost")).lock().unwrap();
-    wait_until("the replica has it", SOON, || {
+    wait_until("the replica has it", TIMEOUT, || {
         // WAIT waits only for the last write of its own connection.
         let mut redis = old.connection();
         let _: () = redis.set(format!("{{{name}}}:later"), 1).unwrap();
@@ -88,8 +88,8 @@ fn a_master_stands_still_and_its_replica_takes_over() {
     let clients = ["2", "3"].map(|protocol| {
         let url = format!("{}?protocol={protocol}", cluster.url());
         Client::builder(&url)
-            .watchdog_timeout(LONG)
-            .response_timeout(crate::common::IMPATIENT)
+            .watchdog_timeout(LONG_LEASE)
+            .response_timeout(crate::common::SHORT_TIMEOUT)
             .connect()
             .unwrap()
     });
@@ -99,7 +99,7 @@ fn a_master_stands_still_and_its_replica_takes_over() {
     contest.go_on(20);
     let old = cluster.owner(slot);
     old.pause();
-    wait_until("another server has taken over", SOON, || {
+    wait_until("another server has taken over", TIMEOUT, || {
         let others = cluster.servers().iter().filter(|server| server.port() != old.port());
         let says = |server: &Server| {
             let slots: String =
@@ -119,7 +119,7 @@ fn a_master_stands_still_and_its_replica_takes_over() {
 fn a_loss_at_a_failover_is_reported() {
     let cluster = with_replicas();
     // Without tracking, only a renewal can report the loss.
-    let builder = Client::builder(&cluster.url()).watchdog_timeout(3 * LONG);
+    let builder = Client::builder(&cluster.url()).watchdog_timeout(3 * LONG_LEASE);
     let client = builder.client_tracking(false).connect().unwrap();
     let slot = cluster.slot("lost");
     let old = cluster.owner(slot);
@@ -131,7 +131,7 @@ fn a_loss_at_a_failover_is_reported() {
     assert_eq!(guard.state(), HoldState::Held);
     // A thread uses the slot and notices the new server, so the client checks its holds.
     client.reentrant_lock("{lost}:other").lock().unwrap().unlock().unwrap();
-    wait_until("the loss is told", SOON, || guard.state() != HoldState::Held);
+    wait_until("the loss is told", TIMEOUT, || guard.state() != HoldState::Held);
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn without_a_server_for_its_slot_a_call_ends_in_time() {
     let error = lock.try_lock().unwrap_err();
     assert!(error.is_transient(), "{error}");
     // The call takes two timeouts. A call that waits would try for a minute.
-    assert!(begun.elapsed() < SOON, "{:?}: {error:#}", begun.elapsed());
+    assert!(begun.elapsed() < TIMEOUT, "{:?}: {error:#}", begun.elapsed());
 }
 
 /// The call ends when its own time is over, and not after the two timeouts of one request.
@@ -165,7 +165,7 @@ fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
     };
     stay_replicas("yes");
     let client = crate::common::impatient(&cluster.url())
-        .failover_timeout(LONG)
+        .failover_timeout(LONG_LEASE)
         .client_tracking(false)
         .connect()
         .unwrap();
@@ -175,11 +175,11 @@ fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
     old.kill();
     let begun = Instant::now();
     let token = CancelToken::new();
-    let short = 4 * crate::common::IMPATIENT;
+    let short = 4 * crate::common::SHORT_TIMEOUT;
     let waiters = locks.each_ref().map(|lock| {
         let (lock, token) = (lock.clone(), token.clone());
         let ends = lock.name().contains("ended");
-        let end = if ends { short } else { LONG };
+        let end = if ends { short } else { LONG_LEASE };
         spawn(move || {
             let got = match lock.name().rsplit([':', ' ']).next() {
                 Some("for") => lock.try_lock_for(end),
@@ -201,7 +201,10 @@ fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
         let (got, ended) = waiter.join();
         let error = got.unwrap_err();
         // The call tries for its whole time, and does not sleep beyond its end.
-        assert!(ended >= 3 * crate::common::IMPATIENT, "{name} ended after {ended:?}: {error:#}");
+        assert!(
+            ended >= 3 * crate::common::SHORT_TIMEOUT,
+            "{name} ended after {ended:?}: {error:#}"
+        );
         if *name == "ended token" {
             assert_eq!(error.kind(), ErrorKind::Cancelled, "{name}: {error:#}");
         } else {
@@ -220,12 +223,12 @@ fn a_limited_wait_outlasts_an_outage_that_is_longer_than_a_request() {
 fn a_limited_wait_of_a_client_that_is_shut_down_says_so() {
     let cluster = cluster();
     // One request may take longer than the wait.
-    let builder = Client::builder(&cluster.url()).watchdog_timeout(LONG);
-    let client = builder.response_timeout(SOON).connect_timeout(SOON).connect().unwrap();
+    let builder = Client::builder(&cluster.url()).watchdog_timeout(LONG_LEASE);
+    let client = builder.response_timeout(TIMEOUT).connect_timeout(TIMEOUT).connect().unwrap();
     let lock = client.reentrant_lock("down");
     lock.lock().unwrap().unlock().unwrap();
     cluster.owner(cluster.slot("down")).kill();
-    let waiter = spawn(move || lock.try_lock_for(SOON / 2).map(drop).unwrap_err());
+    let waiter = spawn(move || lock.try_lock_for(TIMEOUT / 2).map(drop).unwrap_err());
     waiter.wait_asleep();
     client.shutdown();
     let error = waiter.join();
@@ -238,7 +241,7 @@ fn a_hold_is_renewed_once_the_system_can_start_threads_again() {
         return;
     }
     let cluster = cluster();
-    let lease = RENEWED * 2;
+    let lease = SHORT_LEASE * 2;
     let builder = Client::builder(&cluster.url()).client_tracking(false);
     let client = builder.watchdog_timeout(lease).connect().unwrap();
     let lock = client.reentrant_lock("held");
@@ -248,7 +251,7 @@ fn a_hold_is_renewed_once_the_system_can_start_threads_again() {
         thread::sleep(lease / 2);
         guard
     });
-    wait_until("it is renewed", SOON, || guard.remaining() > lease / 3 * 2);
+    wait_until("it is renewed", TIMEOUT, || guard.remaining() > lease / 3 * 2);
     guard.unlock().unwrap();
 }
 
@@ -258,16 +261,17 @@ fn a_client_listens_once_the_system_can_start_threads_again() {
         return;
     }
     let cluster = cluster();
-    let builder = Client::builder(&cluster.url()).watchdog_timeout(LONG).client_tracking(false);
+    let builder =
+        Client::builder(&cluster.url()).watchdog_timeout(LONG_LEASE).client_tracking(false);
     let (client, other) = (builder.clone().connect().unwrap(), builder.connect().unwrap());
     let held = other.reentrant_lock("held").lock().unwrap();
     let lock = client.reentrant_lock("held");
     assert!(lock.is_locked().unwrap(), "it has a connection");
     let waited =
-        without_room_for_threads(|| crate::common::answered(|| lock.try_lock_for(UNIT * 5)));
+        without_room_for_threads(|| crate::common::answered(|| lock.try_lock_for(TIME_UNIT * 5)));
     assert!(matches!(waited, NotTaken), "{waited:?}");
     let mut redis = cluster.home("held").connection();
-    wait_until("it listens", SOON, || {
+    wait_until("it listens", TIMEOUT, || {
         let channels: Vec<String> =
             redis::cmd("PUBSUB").arg("CHANNELS").arg("*").query(&mut redis).unwrap();
         channels.iter().any(|channel| channel.contains(client.id()))

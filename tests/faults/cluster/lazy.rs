@@ -3,7 +3,8 @@
 use super::*;
 
 fn lazy(url: &str) -> Client {
-    let builder = Client::builder(url).watchdog_timeout(LONG).response_timeout(UNIT * 10);
+    let builder =
+        Client::builder(url).watchdog_timeout(LONG_LEASE).response_timeout(TIME_UNIT * 10);
     builder.connect_lazy().unwrap()
 }
 
@@ -27,7 +28,7 @@ fn works(client: &Client, cluster: &Cluster) {
         let semaphore = client.semaphore(&format!("{{{name}}}:semaphore"));
         assert!(semaphore.try_set_permits(1).unwrap());
         drop(semaphore.acquire().unwrap());
-        wait_until("it is given back", SOON, || semaphore.available_permits().unwrap() == 1);
+        wait_until("it is given back", TIMEOUT, || semaphore.available_permits().unwrap() == 1);
         assert!(semaphore.delete().unwrap());
     }
 }
@@ -62,10 +63,11 @@ fn the_first_calls_find_the_servers() {
 fn a_hold_of_the_first_call_is_renewed_and_handed_on() {
     let cluster = cluster();
     let name = &names(&cluster)[1];
-    let client = Client::builder(&cluster.url()).watchdog_timeout(RENEWED).connect_lazy().unwrap();
+    let client =
+        Client::builder(&cluster.url()).watchdog_timeout(SHORT_LEASE).connect_lazy().unwrap();
     let guard = client.reentrant_lock(name).lock().unwrap();
     // Time must pass here, because the test measures leases.
-    thread::sleep(RENEWED * 3 / 2);
+    thread::sleep(SHORT_LEASE * 3 / 2);
     assert_eq!(guard.state(), HoldState::Held);
     let waiter = self::client(&cluster).reentrant_lock(name);
     let waiting = spawn(move || waiter.lock().unwrap().unlock().unwrap());

@@ -19,9 +19,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    BEFORE_A_QUESTION, LONG, RENEWED, SOON, UNIT, Vault, at_once, bound, has_own_process,
+    LONG_LEASE, MIN_POLL_INTERVAL, SHORT_LEASE, TIME_UNIT, TIMEOUT, Vault, bound, has_own_process,
     once_within, server, spawn, unbounded_server, wait_all_renewed, wait_until,
-    without_room_for_threads,
+    without_room_for_threads, woken_by_message,
 };
 use redis::Commands as _;
 use redlatch::{CancelToken, Client, ErrorKind, HoldState, Lock, MultiLock, Script, Wait};
@@ -33,7 +33,7 @@ fn cluster() -> Cluster {
 }
 
 fn client(cluster: &Cluster) -> Client {
-    Client::builder(&cluster.url()).watchdog_timeout(LONG).connect().unwrap()
+    Client::builder(&cluster.url()).watchdog_timeout(LONG_LEASE).connect().unwrap()
 }
 
 fn with_replicas() -> Cluster {
@@ -47,7 +47,7 @@ fn clients(cluster: &Cluster, sharded: bool) -> [Client; 2] {
     // In RESP3, the second client's protocol, messages and replies have different types.
     ["2", "3"].map(|protocol| {
         Client::builder(&format!("{}?protocol={protocol}", cluster.url()))
-            .watchdog_timeout(LONG)
+            .watchdog_timeout(LONG_LEASE)
             .sharded_channels(sharded)
             .connect()
             .unwrap()
@@ -187,7 +187,7 @@ fn every_synchronizer_works_at_every_server() {
             waiting.wait_asleep();
             let lock = one.reentrant_lock(&format!("{name}:guarded"));
             let condition = lock.condition("some {condition}");
-            wait_until("the other waits", SOON, || {
+            wait_until("the other waits", TIMEOUT, || {
                 let guard = lock.lock().unwrap();
                 let told = condition.notify_one().unwrap();
                 guard.unlock().unwrap();
@@ -227,7 +227,7 @@ fn a_waiter_is_woken_by_a_message() {
             };
             // In the first wait the client subscribes. In the other waits it gets messages.
             round();
-            at_once(round);
+            woken_by_message(round);
         }
     }
 }
@@ -313,7 +313,7 @@ impl Contest {
     /// the lock for a minute.
     fn go_on(&self, turns: usize) {
         let until = self.turns.load(Ordering::SeqCst) + turns;
-        wait_until("the threads go on", SOON, || self.turns.load(Ordering::SeqCst) >= until);
+        wait_until("the threads go on", TIMEOUT, || self.turns.load(Ordering::SeqCst) >= until);
     }
 
     fn end(self) {
@@ -327,8 +327,8 @@ impl Contest {
 fn a_lock_counts_when_a_replica_of_its_slots_master_has_it() {
     let cluster = with_replicas();
     let client = Client::builder(&cluster.url())
-        .watchdog_timeout(LONG)
-        .replica_acks(1, 20 * UNIT)
+        .watchdog_timeout(LONG_LEASE)
+        .replica_acks(1, 20 * TIME_UNIT)
         .connect()
         .unwrap();
     let replica = |name: &str| {
@@ -340,7 +340,7 @@ fn a_lock_counts_when_a_replica_of_its_slots_master_has_it() {
     // A master may take a second to count a new replica.
     for name in &names {
         let lock = client.reentrant_lock(name);
-        wait_until("its replica counts", SOON, || {
+        wait_until("its replica counts", TIMEOUT, || {
             lock.try_lock().is_ok_and(|guard| guard.into_option().unwrap().unlock().is_ok())
         });
     }
@@ -366,7 +366,7 @@ fn a_password_is_that_of_all_servers() {
     bound();
     let cluster = Cluster::with_password("word").unwrap();
     let url = cluster.url().replace("://", "://:word@");
-    let client = Client::builder(&url).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(&url).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let other = Client::builder(&cluster.url()).credentials("default", "word").connect().unwrap();
     for name in names(&cluster) {
         let guard = client.reentrant_lock(&name).lock().unwrap();
@@ -392,7 +392,8 @@ fn the_urls_user_is_that_of_all_servers() {
     }
     // The URL names one server only.
     let url = cluster.servers()[0].url().replace("redis://", "redis-cluster://app:word@");
-    let clients = [(); 2].map(|()| Client::builder(&url).watchdog_timeout(LONG).connect().unwrap());
+    let clients =
+        [(); 2].map(|()| Client::builder(&url).watchdog_timeout(LONG_LEASE).connect().unwrap());
     for name in names(&cluster) {
         let guard = clients[0].reentrant_lock(&name).lock().unwrap();
         let waiter = clients[1].reentrant_lock(&name);
@@ -418,7 +419,7 @@ fn holds_outlast_new_passwords_and_the_move_of_a_slot() {
     let vault = Vault::new(None);
     vault.add(servers, "first");
     let client = vault.asked_by(Client::builder(&cluster.url()));
-    let client = client.watchdog_timeout(RENEWED * 3).connect().unwrap();
+    let client = client.watchdog_timeout(SHORT_LEASE * 3).connect().unwrap();
     let names = names(&cluster);
     let guards: Vec<_> = names.iter().map(|it| client.reentrant_lock(it).lock().unwrap()).collect();
     let renewed = || wait_all_renewed(names.iter().map(|name| (cluster.home(name), name.clone())));

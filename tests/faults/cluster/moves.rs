@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn a_hold_outlives_the_move_of_its_slot() {
     let cluster = cluster();
-    let lease = RENEWED;
+    let lease = SHORT_LEASE;
     let client = Client::builder(&cluster.url()).watchdog_timeout(lease).connect().unwrap();
     let slot = cluster.slot("moved");
     let guard = client.reentrant_lock("moved").lock().unwrap();
@@ -36,7 +36,7 @@ fn a_hold_outlives_the_move_of_its_slot() {
 #[test]
 fn a_hold_is_renewed_while_its_slot_is_on_its_way() {
     let cluster = cluster();
-    let lease = RENEWED;
+    let lease = SHORT_LEASE;
     let client = Client::builder(&cluster.url()).watchdog_timeout(lease).connect().unwrap();
     let slot = cluster.slot("moved");
     let guard = client.reentrant_lock("moved").lock().unwrap();
@@ -60,7 +60,7 @@ fn a_hold_is_renewed_while_its_slot_is_on_its_way() {
 #[test]
 fn a_readers_renewal_waits_until_its_keys_are_together_again() {
     let cluster = cluster();
-    let lease = RENEWED * 2;
+    let lease = SHORT_LEASE * 2;
     let client = Client::builder(&cluster.url()).watchdog_timeout(lease).connect().unwrap();
     let slot = cluster.slot("moved");
     let guard = client.read_write_lock("moved").reader().lock().unwrap();
@@ -135,11 +135,11 @@ fn a_waiter_of_any_kind_is_woken_after_its_slot_has_moved() {
                 channels
             };
             let listens = |server| waiters.len() == heard(server).len();
-            wait_until("each listens", SOON, || listens(from));
+            wait_until("each listens", TIMEOUT, || listens(from));
             cluster.move_slot(slot, to);
             // If the channels are not sharded, no server reports the slot's move, and the client
             // finds the new server at its next request.
-            wait_until("each listens at the new server", SOON, || listens(to));
+            wait_until("each listens at the new server", TIMEOUT, || listens(to));
             let begun = Instant::now();
             // A waiter whose client has subscribed again has sent another request, or does so now.
             waiters.iter().for_each(crate::common::Running::wait_queued);
@@ -149,7 +149,7 @@ fn a_waiter_of_any_kind_is_woken_after_its_slot_has_moved() {
             waiters.into_iter().for_each(crate::common::Running::join);
             begun.elapsed()
         };
-        once_within(if sharded { BEFORE_A_QUESTION } else { SOON }, round);
+        once_within(if sharded { MIN_POLL_INTERVAL } else { TIMEOUT }, round);
     }
 }
 

@@ -5,7 +5,7 @@ use redlatch::Waited;
 use super::*;
 
 /// The lease of parties and leaders.
-const LEASE: Duration = RENEWED;
+const LEASE: Duration = SHORT_LEASE;
 
 /// Arrives at a barrier or campaigns, and reports the outcome.
 #[test]
@@ -50,21 +50,21 @@ fn parties_pass_when_the_last_one_arrives_or_hear_that_one_has_left() {
     everywhere(|_, clients, name| {
         let [one, other] = clients.map(|client| client.cyclic_barrier(name));
         assert!(one.try_set_parties(3).unwrap());
-        at_once(|| {
+        woken_by_message(|| {
             let waits = [&one, &other].map(|barrier| {
                 let (barrier, before) = (barrier.clone(), one.waiting().unwrap());
                 let waits = spawn(move || barrier.wait().unwrap());
-                wait_until("it has arrived", SOON, || one.waiting().unwrap() > before);
+                wait_until("it has arrived", TIMEOUT, || one.waiting().unwrap() > before);
                 waits
             });
             assert_eq!(other.wait().unwrap(), 0);
             assert_eq!(waits.map(crate::common::Running::join), [2, 1]);
         });
-        at_once(|| {
+        woken_by_message(|| {
             assert!(one.reset().unwrap());
             let barrier = one.clone();
             let waits = spawn(move || barrier.wait().unwrap_err().kind());
-            wait_until("it has arrived", SOON, || other.waiting().unwrap() > 0);
+            wait_until("it has arrived", TIMEOUT, || other.waiting().unwrap() > 0);
             assert_eq!(other.wait_for(Duration::ZERO).unwrap(), Waited::TimedOut);
             assert_eq!(waits.join(), ErrorKind::Broken);
         });
@@ -77,15 +77,15 @@ fn the_others_learn_of_a_killed_party_when_its_lease_ends() {
     let cluster = cluster();
     let client = client(&cluster);
     for name in names(&cluster) {
-        once_within(LEASE + UNIT / 2, || {
+        once_within(LEASE + TIME_UNIT / 2, || {
             let barrier = client.cyclic_barrier(&name);
             let _ = barrier.try_set_parties(3).unwrap();
             assert!(barrier.reset().unwrap());
             let mut dies = start(&cluster, "party", &name);
-            wait_until("it has arrived", SOON, || barrier.waiting().unwrap() == 1);
+            wait_until("it has arrived", TIMEOUT, || barrier.waiting().unwrap() == 1);
             let its = barrier.clone();
             let waits = spawn(move || (its.wait().unwrap_err().kind(), Instant::now()));
-            wait_until("both have", SOON, || barrier.waiting().unwrap() == 2);
+            wait_until("both have", TIMEOUT, || barrier.waiting().unwrap() == 2);
             dies.sigkill();
             let killed = Instant::now();
             let (kind, told) = waits.join();
@@ -99,7 +99,7 @@ fn the_others_learn_of_a_killed_party_when_its_lease_ends() {
 fn a_leader_resigns_and_is_followed_at_once_and_a_killed_one_after_its_lease() {
     everywhere(|cluster, clients, name| {
         let [one, other] = clients.map(|client| client.leader_election(name).with_watchdog(LEASE));
-        at_once(|| {
+        woken_by_message(|| {
             let first = one.campaign().unwrap();
             let (next, asks) = (other.clone(), one.clone());
             let waits = spawn(move || next.campaign().unwrap());
@@ -112,9 +112,9 @@ fn a_leader_resigns_and_is_followed_at_once_and_a_killed_one_after_its_lease() {
             assert_eq!(asks.leader().unwrap().unwrap().token, second.token());
             second.resign().unwrap();
         });
-        once_within(LEASE + UNIT * 2, || {
+        once_within(LEASE + TIME_UNIT * 2, || {
             let mut dies = start(cluster, "leader", name);
-            let before: u64 = dies.expect_line("leads", SOON).parse().unwrap();
+            let before: u64 = dies.expect_line("leads", TIMEOUT).parse().unwrap();
             let next = other.clone();
             let waits = spawn(move || (next.campaign().unwrap().token().get(), Instant::now()));
             waits.wait_queued();

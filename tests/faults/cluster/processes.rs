@@ -6,7 +6,7 @@ use super::*;
 #[test]
 fn follower() {
     let Some(job) = Job::from_env() else { return };
-    let client = Client::builder(job.arg(0)).watchdog_timeout(RENEWED).connect().unwrap();
+    let client = Client::builder(job.arg(0)).watchdog_timeout(SHORT_LEASE).connect().unwrap();
     let guard = client.reentrant_lock("{left}:held").lock().unwrap();
     let waited = client.reentrant_lock("{left}:waited");
     let waiting = spawn(move || waited.lock().unwrap().unlock().unwrap());
@@ -33,25 +33,25 @@ fn nothing_stays_at_a_server_that_has_lost_its_slots() {
     let held = others.reentrant_lock("{left}:waited").lock_owned().unwrap();
     let mut follower =
         Worker::spawn_test("cluster::processes::follower", "follower", &[&cluster.url()]);
-    follower.expect_line("ready", SOON);
+    follower.expect_line("ready", TIMEOUT);
     let has = |server: &Server, kind: &str| {
         let list =
             redis::cmd("CLIENT").arg(&["LIST", "TYPE", kind]).query(&mut server.connection());
         let list: String = list.unwrap();
         list.lines().count()
     };
-    wait_until("it listens", SOON, || has(old, "pubsub") > 0);
+    wait_until("it listens", TIMEOUT, || has(old, "pubsub") > 0);
     let mut threads = || -> usize {
         follower.send_line("threads");
-        follower.expect_line("threads", SOON).parse().unwrap()
+        follower.expect_line("threads", TIMEOUT).parse().unwrap()
     };
-    wait_until("one renews, one listens", SOON, || threads() == 2);
-    wait_until("both holds are tracked", SOON, || tracked(old) == 2);
+    wait_until("one renews, one listens", TIMEOUT, || threads() == 2);
+    wait_until("both holds are tracked", TIMEOUT, || tracked(old) == 2);
     let new = cluster.take_over(slot);
-    wait_until("it listens at the new master", SOON, || has(new, "pubsub") > 0);
-    wait_until("the old one's threads end", SOON, || threads() == 2);
+    wait_until("it listens at the new master", TIMEOUT, || has(new, "pubsub") > 0);
+    wait_until("the old one's threads end", TIMEOUT, || threads() == 2);
     let asked = others.reentrant_lock("{left}:waited");
-    wait_until("nobody is connected there but this test", SOON, || {
+    wait_until("nobody is connected there but this test", TIMEOUT, || {
         // Until its next renewal, a client that sends no request does not notice that the slot
         // moved, because no key has changed: the new master has all keys of the old master.
         assert!(asked.is_locked().unwrap());
@@ -59,7 +59,7 @@ fn nothing_stays_at_a_server_that_has_lost_its_slots() {
     });
     held.unlock().unwrap();
     follower.send_line("end");
-    assert!(follower.wait_exit(SOON).success());
+    assert!(follower.wait_exit(TIMEOUT).success());
 }
 
 /// The number of processes. Each process has a thread for each kind of lock in the slot.
@@ -71,8 +71,10 @@ const KINDS: [&str; 4] = ["plain", "fair", "fenced", "written"];
 #[test]
 fn process() {
     let Some(job) = Job::from_env() else { return };
-    let client =
-        Client::builder(job.arg(0)).watchdog_timeout(LONG).response_timeout(UNIT * 20).connect();
+    let client = Client::builder(job.arg(0))
+        .watchdog_timeout(LONG_LEASE)
+        .response_timeout(TIME_UNIT * 20)
+        .connect();
     let client = client.unwrap();
     let over = Arc::new(AtomicBool::new(false));
     let turns = Arc::new(AtomicU32::new(0));
@@ -141,7 +143,7 @@ impl Processes {
         };
         let mut workers: Vec<_> = (0..PROCESSES).map(spawn).collect();
         for worker in &mut workers {
-            worker.expect_line("ready", SOON);
+            worker.expect_line("ready", TIMEOUT);
         }
         Self { workers, _witness: witness }
     }
@@ -149,7 +151,7 @@ impl Processes {
     fn turns(&mut self) -> Vec<u32> {
         let turns = |worker: &mut Worker| {
             worker.send_line("turns");
-            let said = worker.expect_line("turns", SOON);
+            let said = worker.expect_line("turns", TIMEOUT);
             said.trim_start_matches("turns").trim().parse().unwrap()
         };
         self.workers.iter_mut().map(turns).collect()
@@ -158,7 +160,7 @@ impl Processes {
     /// Waits for this number of further turns of each process.
     fn go_on(&mut self, turns: u32) {
         let before = self.turns();
-        wait_until("all processes go on", SOON, || {
+        wait_until("all processes go on", TIMEOUT, || {
             self.turns().iter().zip(&before).all(|(now, before)| *now >= before + turns)
         });
     }
@@ -169,7 +171,7 @@ impl Processes {
         for worker in &mut self.workers {
             worker.send_line("end");
             loop {
-                let line = worker.try_line(SOON).unwrap();
+                let line = worker.try_line(TIMEOUT).unwrap();
                 let is_last = line.starts_with("longest");
                 said.push(line);
                 if is_last {
@@ -191,9 +193,9 @@ fn reshard(cluster: &Cluster, processes: &mut Processes, times: usize) {
         } else {
             // While the keys are on two servers, no process can take a lock.
             cluster.begin_move(slot, to);
-            thread::sleep(UNIT / 5);
+            thread::sleep(TIME_UNIT / 5);
             cluster.move_keys(slot, to);
-            thread::sleep(UNIT / 5);
+            thread::sleep(TIME_UNIT / 5);
             cluster.end_move(slot, to);
         }
         processes.go_on(2);

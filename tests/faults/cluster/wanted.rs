@@ -17,18 +17,18 @@ fn a_holder_hears_at_the_server_of_its_slot() {
         guard.on_wanted(move || {
             counts.fetch_add(1, Ordering::SeqCst);
         });
-        thread::sleep(UNIT * 5);
+        thread::sleep(TIME_UNIT * 5);
         for times in 1..=2 {
             let waiter = other.reentrant_lock(&name);
             let waits =
-                spawn(move || waiter.try_lock_for(UNIT * 20).unwrap().into_option().is_some());
-            wait_until("the holder hears", SOON, || calls.load(Ordering::SeqCst) >= times);
+                spawn(move || waiter.try_lock_for(TIME_UNIT * 20).unwrap().into_option().is_some());
+            wait_until("the holder hears", TIMEOUT, || calls.load(Ordering::SeqCst) >= times);
             assert!(guard.is_wanted() && !waits.join());
             // When the new server has confirmed the holder's channel, the holder sends a query,
             // whose reply says that no thread waits.
             let slot = cluster.slot(&name);
             cluster.move_slot(slot, cluster.another(slot));
-            wait_until("it is wanted no longer", SOON, || !guard.is_wanted());
+            wait_until("it is wanted no longer", TIMEOUT, || !guard.is_wanted());
         }
         assert_eq!(calls.load(Ordering::SeqCst), 2);
         guard.unlock().unwrap();

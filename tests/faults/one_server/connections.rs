@@ -19,7 +19,7 @@ fn an_acquire_and_a_release_survive_a_killed_connection() {
         let guard = lock.lock().unwrap();
         kill_clients(&mut redis, "normal");
         drop(guard);
-        wait_free(&server, "killed", SOON);
+        wait_free(&server, "killed", TIMEOUT);
     }
 }
 
@@ -30,12 +30,14 @@ fn after_the_command_connections_were_killed_new_channels_are_listened_to_at_onc
     let mut redis = server.connection();
     // The subscriber is connected, and sleeps in its read.
     let held = other.reentrant_lock("first").lock().unwrap();
-    assert!(answered(|| one.reentrant_lock("first").try_lock_for(UNIT)).into_option().is_none());
+    assert!(
+        answered(|| one.reentrant_lock("first").try_lock_for(TIME_UNIT)).into_option().is_none()
+    );
     drop(held);
     // Each thread has its own name, so that the threads use different lanes.
     let mut names = (0..).map(|at| format!("later:{at}"));
     for _ in 0..4 {
-        at_once(|| {
+        woken_by_message(|| {
             let _killed: u64 =
                 redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal"]).query(&mut redis).unwrap();
             let name = names.next().unwrap();
@@ -89,7 +91,7 @@ fn killed_connections_in_the_middle_of_contention_cost_no_grant() {
         }
         let done = || rounds.iter().map(|round| round.load(Ordering::SeqCst));
         let before: Vec<_> = done().collect();
-        wait_until("all are let in", SOON, || {
+        wait_until("all are let in", TIMEOUT, || {
             done().zip(&before).all(|(now, then)| now > then + 1)
         });
         let until = Instant::now() + Duration::from_micros(random.below(2_000));
@@ -100,7 +102,7 @@ fn killed_connections_in_the_middle_of_contention_cost_no_grant() {
     }
     stop.store(true, Ordering::SeqCst);
     threads.into_iter().for_each(Running::join);
-    wait_free(&server, "contended", SOON);
+    wait_free(&server, "contended", TIMEOUT);
 }
 
 #[test]
@@ -111,8 +113,8 @@ fn a_waiter_whose_subscription_is_cut_around_the_release_is_woken() {
     let mut redis = server.connection();
     let mut random = Random::new();
     for round in 0..25 {
-        at_once(|| {
-            hold_as_redisson(&mut redis, "cut", LONG);
+        woken_by_message(|| {
+            hold_as_redisson(&mut redis, "cut", LONG_LEASE);
             let lock = client.reentrant_lock("cut");
             let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
             wait_subscribed(&server, &channel("cut"));
@@ -148,10 +150,10 @@ fn a_message_that_comes_while_the_last_try_is_under_way_is_heard() {
         let proxy = Proxy::before(&server);
         // The client waits for the replies that are held back, and uses its second connection for
         // other commands.
-        let client = impatient(&proxy.url()).response_timeout(SOON).connections(2);
+        let client = impatient(&proxy.url()).response_timeout(TIMEOUT).connections(2);
         let client = client.connect().unwrap();
         warm_up(&client);
-        hold_as_redisson(&mut redis, "between", LONG);
+        hold_as_redisson(&mut redis, "between", LONG_LEASE);
         // The second request for the lock is sent after the subscription. Its reply, "busy", is in
         // flight when the message comes.
         let tries = AtomicU64::new(0);
@@ -162,18 +164,18 @@ fn a_message_that_comes_while_the_last_try_is_under_way_is_heard() {
         let before = Commands::so_far(&server).scripts();
         let lock = client.reentrant_lock("between");
         let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
-        proxy.wait_fired(1, SOON);
-        wait_until("it is answered", SOON, || Commands::so_far(&server).scripts() == before + 2);
+        proxy.wait_fired(1, TIMEOUT);
+        wait_until("it is answered", TIMEOUT, || Commands::so_far(&server).scripts() == before + 2);
         wait_subscribed(&server, &channel("between"));
         let place: String = redis.lindex("redlatch_queue:{between}", 0).unwrap();
         proxy.on_reply("message", Action::DelayReply(Duration::ZERO));
         release_as_redisson(&mut redis, "between", &channel("between"));
-        proxy.wait_fired(2, SOON);
+        proxy.wait_fired(2, TIMEOUT);
         wait_read(&server, &place, || {});
         let answered = Instant::now();
         proxy.release();
         waiter.join();
-        answered.elapsed() < BEFORE_A_QUESTION
+        answered.elapsed() < MIN_POLL_INTERVAL
     });
     assert!(heard, "it asked later, and did not hear");
 }
@@ -184,7 +186,7 @@ fn a_waiter_whose_subscription_is_dead_and_open_finds_out_by_asking() {
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
     let mut redis = server.connection();
-    hold_as_redisson(&mut redis, "half open", LONG);
+    hold_as_redisson(&mut redis, "half open", LONG_LEASE);
     let lock = client.reentrant_lock("half open");
     let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
     wait_subscribed(&server, &channel("half open"));
@@ -220,7 +222,7 @@ fn replies_that_come_byte_by_byte_are_whole() {
         })
         .collect();
     threads.into_iter().for_each(Running::join);
-    wait_free(&server, "bytes", SOON);
+    wait_free(&server, "bytes", TIMEOUT);
 }
 
 #[test]
@@ -228,8 +230,9 @@ fn a_far_server_costs_no_connection_for_each_drop() {
     let server = server();
     let proxy = Proxy::before(&server);
     // This is the delay of a round trip to another continent.
-    proxy.set_delay(UNIT * 9 / 10);
-    let client = impatient(&proxy.url()).response_timeout(SOON).connections(1).connect().unwrap();
+    proxy.set_delay(TIME_UNIT * 9 / 10);
+    let client =
+        impatient(&proxy.url()).response_timeout(TIMEOUT).connections(1).connect().unwrap();
     warm_up(&client);
     let lock = client.reentrant_lock("far");
     let mut redis = server.connection();
@@ -242,7 +245,7 @@ fn a_far_server_costs_no_connection_for_each_drop() {
     for _ in 0..5 {
         drop(lock.lock().unwrap());
         // Time must pass here, so that the reply is in flight and a thread waits for it.
-        thread::sleep(UNIT * 3);
+        thread::sleep(TIME_UNIT * 3);
     }
     let opened = connections() - before;
     assert!(opened <= 1, "{opened} connections for 5 drops");

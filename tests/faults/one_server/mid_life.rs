@@ -167,7 +167,7 @@ impl Case {
 
     /// Asserts that another client gets the lock.
     fn goes_on(&self, lock: &dyn Lock) {
-        let guard = lock.try_lock_for(SOON);
+        let guard = lock.try_lock_for(TIMEOUT);
         let guard = guard.unwrap_or_else(|error| panic!("{}: {error}", self.what));
         let guard =
             guard.into_option().unwrap_or_else(|| panic!("{}: nobody else gets it", self.what));
@@ -187,7 +187,7 @@ impl Case {
     /// client has not subscribed yet, and may have ended by then.
     fn wait_for(&self, waiters: usize, waiter: &Running<()>, guard: &LockGuard, client: &Client) {
         let what = format!("{}: {waiters} wait, or the lease has ended", self.what);
-        wait_until(&what, SOON, || {
+        wait_until(&what, TIMEOUT, || {
             !guard.is_held()
                 || waiter.is_finished()
                 || client.status(&self.name).is_ok_and(|it| it.queue.len() == waiters)
@@ -206,7 +206,7 @@ struct Rich {
 /// so the function tries again.
 fn held(lock: &dyn Lock) -> LockGuard {
     let mut guard = None;
-    wait_until("it is held", SOON, || {
+    wait_until("it is held", TIMEOUT, || {
         guard = lock.lock().ok();
         guard.is_some()
     });
@@ -237,7 +237,7 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
     match when {
         When::Before => {
             take_away();
-            match case.lock.try_lock_for(SOON) {
+            match case.lock.try_lock_for(TIMEOUT) {
                 Ok(Taken(guard)) => {
                     case.is_alone(&guard);
                     case.unlock(guard);
@@ -263,7 +263,7 @@ fn takes_away(server: &Arc<Server>, rich: &Rich, kind: &Kind, rules: &[String], 
             take_away();
             if when == When::Renewed {
                 let mut least = guard.remaining();
-                wait_until("it is lost or renewed", SOON, || {
+                wait_until("it is lost or renewed", TIMEOUT, || {
                     let left = guard.remaining();
                     let is_renewed = left > least;
                     least = left;
@@ -414,7 +414,7 @@ fn a_server_without_memory_releases_and_hands_over_locks_of_each_kind() {
             })
         };
         let in_line = |count, waiter: &Client| {
-            wait_until(name, SOON, || first.status(name).unwrap().queue.len() == count);
+            wait_until(name, TIMEOUT, || first.status(name).unwrap().queue.len() == count);
             // Wait for the subscription: a reader would get the lock before a writer whose client
             // has not subscribed yet.
             wait_subscribed(&server, &own_channel(waiter.id()));
@@ -425,7 +425,7 @@ fn a_server_without_memory_releases_and_hands_over_locks_of_each_kind() {
         let third = waits(kind.make, last);
         in_line(2, last);
         memory("1");
-        guard.check(SOON).unwrap();
+        guard.check(TIMEOUT).unwrap();
         guard.unlock().unwrap();
         second.join();
         third.join();

@@ -27,7 +27,7 @@ use redlatch::{Client, ErrorKind, HoldState, Lock, LostReason};
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 /// A lease that is short enough for a test to wait for its end.
-const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
+const LEASE: Duration = Duration::from_millis(6 * TIME_UNIT.as_millis() as u64);
 
 /// The entry point of the worker processes, which run this executable with only this test.
 #[test]
@@ -39,7 +39,7 @@ fn worker() {
     match job.role() {
         // The worker holds the lock until the test asks for its state.
         "holder" | "leader" => {
-            let own = lock.with_watchdog(RENEWED);
+            let own = lock.with_watchdog(SHORT_LEASE);
             let lock = if job.role() == "leader" { own } else { lock };
             let guard = lock.lock().unwrap();
             let calls = Arc::new(AtomicU64::new(0));
@@ -175,7 +175,7 @@ fn warm_up(client: &Client) {
     // The first call also checks the rights, with another text of the script. So the server knows
     // the script only after the second call.
     lock.lock().unwrap().unlock().unwrap();
-    let guards = (lock.lock().unwrap(), lock.with_lease(LONG * 2).lock().unwrap());
+    let guards = (lock.lock().unwrap(), lock.with_lease(LONG_LEASE * 2).lock().unwrap());
     guards.0.unlock().unwrap();
     guards.1.unlock().unwrap();
     assert!(!lock.force_unlock().unwrap());

@@ -56,7 +56,7 @@ fn wait_answered(server: &Server) {
         "redlatch_queue:{fenced}",
         "redlatch_rwlock_queue:{pair}",
     ] {
-        wait_until(&format!("a place in {queue}"), SOON, || redis.exists(queue).unwrap());
+        wait_until(&format!("a place in {queue}"), TIMEOUT, || redis.exists(queue).unwrap());
     }
     for channel in [
         "redisson_sc:{permits}",
@@ -97,7 +97,7 @@ impl Kept {
         self.permit_lease.release().unwrap();
         self.client.semaphore("permits").add_permits(1).unwrap();
         let latch = self.client.count_down_latch("latch");
-        wait_until("it is open", SOON, || latch.count_down().is_ok());
+        wait_until("it is open", TIMEOUT, || latch.count_down().is_ok());
     }
 }
 
@@ -107,7 +107,7 @@ impl Kept {
 fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
     bound();
     let server = lasting();
-    let (holder, client) = (enduring(&server, LONG), enduring(&server, LONG));
+    let (holder, client) = (enduring(&server, LONG_LEASE), enduring(&server, LONG_LEASE));
     let kept = Kept::by(&holder);
     let lock = client.reentrant_lock("condition");
     let notifier = holder.reentrant_lock("condition");
@@ -122,7 +122,7 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
     on_condition.wait_queued();
 
     server.kill();
-    let late = impatient(&server.url()).failover_timeout(LONG).connect();
+    let late = impatient(&server.url()).failover_timeout(LONG_LEASE).connect();
     assert!(late.is_err(), "connect waits for no server");
     let barrier = Arc::new(Barrier::new(1 + waiting.len()));
     for (what, wait) in waits(&client, None) {
@@ -135,7 +135,7 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
     }
     barrier.wait();
     // Time must pass here, so that each waiter for a lock sends a request.
-    thread::sleep(UNIT * 15);
+    thread::sleep(TIME_UNIT * 15);
     for (what, waiter) in &waiting {
         assert!(!waiter.is_finished(), "{what} has not waited");
     }
@@ -160,8 +160,8 @@ fn waits_and_holds_of_every_kind_outlast_a_restart_of_their_server() {
 fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
     bound();
     let server = lasting();
-    let limit = UNIT * 50;
-    let (holder, client) = (enduring(&server, LONG), enduring(&server, limit));
+    let limit = TIME_UNIT * 50;
+    let (holder, client) = (enduring(&server, LONG_LEASE), enduring(&server, limit));
     let kept = Kept::by(&holder);
     let begun = Instant::now();
     server.kill();
@@ -171,10 +171,10 @@ fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
     leaders.iter().for_each(|(_, leader)| leader.wait_queued());
     let followers: Vec<_> = waits(&client, None).into_iter().map(start).collect();
     // Time must pass here, so that the leaders send requests during this time and after it.
-    thread::sleep(UNIT * 10);
+    thread::sleep(TIME_UNIT * 10);
     server.restart_empty();
     wait_answered(&server);
-    thread::sleep((limit + UNIT * 5).saturating_sub(begun.elapsed()));
+    thread::sleep((limit + TIME_UNIT * 5).saturating_sub(begun.elapsed()));
 
     server.kill();
     token.cancel();
@@ -182,7 +182,7 @@ fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
         let error = leader.join().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled, "{what}: {error:#}");
     }
-    thread::sleep(UNIT * 10);
+    thread::sleep(TIME_UNIT * 10);
     server.restart_empty();
     kept.give_up();
     let end = |(what, it): (_, Running<Result<(), Error>>)| Some((what, it.join().err()?));
@@ -196,9 +196,9 @@ fn a_thread_behind_another_endures_each_outage_for_its_whole_time() {
 fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let limit = UNIT * 30;
+    let limit = TIME_UNIT * 30;
     // A late confirmation of the channel would also count as an outage.
-    let builder = impatient(&proxy.url()).response_timeout(LONG).failover_timeout(limit);
+    let builder = impatient(&proxy.url()).response_timeout(LONG_LEASE).failover_timeout(limit);
     let latch = builder.connect().unwrap().count_down_latch("latch");
     assert!(latch.try_set_count(1).unwrap());
     let begun = Instant::now();
@@ -214,19 +214,19 @@ fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
     let follower = spawn(move || followed.wait());
     // Time must pass here, so that the leader sends a request and the other thread notices the
     // reply.
-    thread::sleep(UNIT * 5);
+    thread::sleep(TIME_UNIT * 5);
     assert!(begun.elapsed() < limit, "too slow a machine");
     proxy.on_request("redisson_countdownlatch__channel__{latch}", Action::Silence);
     proxy.accept();
-    proxy.wait_fired(1, SOON);
+    proxy.wait_fired(1, TIMEOUT);
     leader.wait_queued();
-    thread::sleep((limit + UNIT * 5).saturating_sub(begun.elapsed()));
+    thread::sleep((limit + TIME_UNIT * 5).saturating_sub(begun.elapsed()));
     outage();
     token.cancel();
     assert_eq!(leader.join().kind(), ErrorKind::Cancelled);
-    thread::sleep(UNIT * 5);
+    thread::sleep(TIME_UNIT * 5);
     proxy.accept();
-    wait_until("it is open", SOON, || latch.count_down().is_ok());
+    wait_until("it is open", TIMEOUT, || latch.count_down().is_ok());
     follower.join().unwrap();
 }
 
@@ -234,7 +234,7 @@ fn an_answer_to_a_leader_that_is_cancelled_ends_the_outage_for_the_next_one() {
 #[test]
 fn each_call_endures_an_outage_for_the_failover_timeout_from_its_own_first_failure() {
     let server = server();
-    let limit = UNIT * 10;
+    let limit = TIME_UNIT * 10;
     let client = enduring(&server, limit);
     drop(client.reentrant_lock("away").lock().unwrap());
     server.kill();
@@ -259,10 +259,10 @@ fn each_call_endures_an_outage_for_the_failover_timeout_from_its_own_first_failu
 #[test]
 fn an_outage_ends_no_wait_later_than_its_limit_or_its_token_does() {
     let server = server();
-    let client = enduring(&server, LONG * 60);
+    let client = enduring(&server, LONG_LEASE * 60);
     drop(client.reentrant_lock("away").lock().unwrap());
     server.kill();
-    let error = refused(|| client.reentrant_lock("away").try_lock_for(UNIT));
+    let error = refused(|| client.reentrant_lock("away").try_lock_for(TIME_UNIT));
     is_clear(&error, "away", "no connection");
     let token = CancelToken::new();
     let (lock, cancelled) = (client.reentrant_lock("away"), token.clone());
@@ -275,9 +275,9 @@ fn an_outage_ends_no_wait_later_than_its_limit_or_its_token_does() {
 #[test]
 fn a_wait_that_is_let_in_no_more_ends_at_once() {
     let server = server();
-    let client = enduring(&server, LONG * 60);
+    let client = enduring(&server, LONG_LEASE * 60);
     let mut redis = server.connection();
-    hold_as_redisson(&mut redis, "kept", LONG);
+    hold_as_redisson(&mut redis, "kept", LONG_LEASE);
     let lock = client.reentrant_lock("kept");
     let waiter = spawn(move || lock.lock().map(drop));
     waiter.wait_queued();
@@ -294,7 +294,7 @@ fn a_wait_that_is_let_in_no_more_ends_at_once() {
 #[test]
 fn waits_outlast_a_server_that_is_a_replica_for_a_while_and_one_thread_asks_for_all() {
     let server = server();
-    let client = enduring(&server, LONG);
+    let client = enduring(&server, LONG_LEASE);
     drop(client.reentrant_lock("name").lock().unwrap());
     let mut redis = server.connection();
     let mut follow = |master: [&str; 2]| {
@@ -303,13 +303,13 @@ fn waits_outlast_a_server_that_is_a_replica_for_a_while_and_one_thread_asks_for_
     // No server listens there.
     follow(["127.0.0.1", "1"]);
     let before = Commands::so_far(&server).scripts();
-    let waiters: Vec<_> = (0..CROWD)
+    let waiters: Vec<_> = (0..MANY_THREADS)
         .map(|_| {
             let lock = client.reentrant_lock("name");
             spawn(move || lock.lock().map(drop))
         })
         .collect();
-    thread::sleep(UNIT * 10);
+    thread::sleep(TIME_UNIT * 10);
     let asked = Commands::so_far(&server).scripts() - before;
     let refused = waiters.iter().filter(|waiter| waiter.is_finished()).count();
     follow(["NO", "ONE"]);
@@ -318,5 +318,5 @@ fn waits_outlast_a_server_that_is_a_replica_for_a_while_and_one_thread_asks_for_
     }
     assert_eq!(refused, 0);
     // The client sends one request in 100 ms. A request may be sent by hash, and again as text.
-    assert!((2..CROWD as u64 / 2).contains(&asked), "{asked} requests");
+    assert!((2..MANY_THREADS as u64 / 2).contains(&asked), "{asked} requests");
 }

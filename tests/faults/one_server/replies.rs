@@ -29,7 +29,7 @@ fn a_lost_reply_of_a_waiters_acquire_is_a_grant_all_the_same() {
     let client = Client::builder(&proxy.url()).connections(1).connect().unwrap();
     warm_up(&client);
     let mut redis = server.connection();
-    hold_as_redisson(&mut redis, "waited", LONG);
+    hold_as_redisson(&mut redis, "waited", LONG_LEASE);
     let lock = client.reentrant_lock("waited");
     let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
     wait_subscribed(&server, &channel("waited"));
@@ -50,7 +50,7 @@ fn an_acquire_whose_replies_are_all_lost_is_an_error_and_leaves_no_hold() {
     let error = client.reentrant_lock("unknown").lock().map(drop).unwrap_err();
     assert_eq!(proxy.fired(), 2);
     is_clear(&error, "unknown", "released in the background");
-    wait_free(&server, "unknown", SOON);
+    wait_free(&server, "unknown", TIMEOUT);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn an_acquire_whose_reply_is_lost_before_the_way_is_closed_leaves_no_hold() {
     for fired in 1.. {
         // The previous round broke the connection.
         let is_open = || client.reentrant_lock("closed").is_locked().is_ok();
-        wait_until("the way is open", SOON, is_open);
+        wait_until("the way is open", TIMEOUT, is_open);
         on_acquire(&proxy, "closed", 1, Action::LoseReply);
         // The client cannot send the request again, but the server has run it.
         proxy.refuse();
@@ -72,7 +72,7 @@ fn an_acquire_whose_reply_is_lost_before_the_way_is_closed_leaves_no_hold() {
         // connection at once.
         let was_held = holder(&mut server.connection(), "closed").is_some();
         proxy.accept();
-        wait_free(&server, "closed", SOON);
+        wait_free(&server, "closed", TIMEOUT);
         if was_held {
             break;
         }
@@ -93,10 +93,10 @@ fn however_many_holds_are_dropped_in_an_outage_all_of_them_are_released() {
     proxy.cut_all();
     drop(guards);
     // Meanwhile the client tries repeatedly, in vain.
-    proxy.wait_fired(4, SOON);
+    proxy.wait_fired(4, TIMEOUT);
     proxy.clear_rules();
     let mut redis = server.connection();
-    wait_until("all holds are released", SOON, || {
+    wait_until("all holds are released", TIMEOUT, || {
         let left: Vec<String> = redis.keys("dropped:*").unwrap();
         left.is_empty()
     });
@@ -131,7 +131,7 @@ fn an_acquire_whose_reply_is_lost_before_the_server_refuses_leaves_no_hold() {
     assert!(turned.load(Ordering::SeqCst));
     assert!(holder(&mut redis, "refused").is_some(), "the test shows nothing");
     let () = redis::cmd("REPLICAOF").arg(&["NO", "ONE"]).query(&mut redis).unwrap();
-    wait_free(&server, "refused", SOON);
+    wait_free(&server, "refused", TIMEOUT);
 }
 
 #[test]
@@ -146,8 +146,8 @@ fn an_acquire_that_is_not_answered_in_time_is_an_error_and_leaves_no_hold() {
         let error = lock.lock().map(drop).unwrap_err();
         assert_eq!(proxy.fired(), round + 1);
         is_clear(&error, "unanswered", "did not answer in time");
-        assert!(begun.elapsed() >= IMPATIENT);
-        wait_free(&server, "unanswered", SOON);
+        assert!(begun.elapsed() >= SHORT_TIMEOUT);
+        wait_free(&server, "unanswered", TIMEOUT);
         proxy.release();
         // The half-open connection has been replaced.
         lock.lock().unwrap().unlock().unwrap();
@@ -181,11 +181,11 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_no_hold() {
         server.resume();
         // Redis may read the release from the new connection before the acquire from the old
         // connection.
-        wait_until("the acquires have run", SOON, || {
+        wait_until("the acquires have run", TIMEOUT, || {
             Commands::so_far(&server).of("hset") >= before + sent
         });
         for name in &names {
-            wait_free(&server, name, SOON);
+            wait_free(&server, name, TIMEOUT);
         }
     }
 }
@@ -235,12 +235,12 @@ fn an_acquire_that_arrives_after_its_copys_release_leaves_no_hold() {
                 true => drop(guard),
                 false => guard.unlock().unwrap(),
             }
-            wait_free(&server, name, SOON);
+            wait_free(&server, name, TIMEOUT);
             let reply = deliver(&server, &first);
             let granted = [":0\r\n", "*3\r\n:1\r\n"];
             let granted = granted.iter().any(|granted| reply.starts_with(granted.as_bytes()));
             assert!(granted, "it is not granted");
-            wait_free(&server, name, SOON);
+            wait_free(&server, name, TIMEOUT);
         }
     }
     assert_eq!(proxy.fired(), 4);
@@ -252,7 +252,7 @@ fn an_acquire_that_arrives_late_cuts_no_longer_lease() {
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
     let (plain, fair) = (client.reentrant_lock("longer"), client.fair_lock("longer, fair"));
-    let longer = (plain.with_lease(LONG * 2), fair.with_lease(LONG * 2));
+    let longer = (plain.with_lease(LONG_LEASE * 2), fair.with_lease(LONG_LEASE * 2));
     let locks: [(&'static str, &dyn Lock, &dyn Lock); 2] =
         [("longer", &plain, &longer.0), ("longer, fair", &fair, &longer.1)];
     for (name, lock, longer) in locks {
@@ -266,9 +266,9 @@ fn an_acquire_that_arrives_late_cuts_no_longer_lease() {
             };
             let inner = longer.lock().unwrap();
             let _granted = deliver(&server, &first);
-            assert!(lock.remaining_lease().unwrap().unwrap() > LONG, "{name}");
+            assert!(lock.remaining_lease().unwrap().unwrap() > LONG_LEASE, "{name}");
             drop((inner, guard));
-            wait_free(&server, name, SOON);
+            wait_free(&server, name, TIMEOUT);
         }
     }
     assert_eq!(proxy.fired(), 4);
@@ -280,7 +280,7 @@ fn a_forced_unlock_whose_reply_is_lost_is_an_error_and_takes_one_holders_lock() 
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
     let lock = client.reentrant_lock("forced");
-    let guard = lock.with_lease(LONG).lock().unwrap();
+    let guard = lock.with_lease(LONG_LEASE).lock().unwrap();
     let next = self::client(&server).reentrant_lock("forced");
     let (tell, told) = mpsc::channel();
     let (end, ended) = mpsc::channel::<()>();
@@ -298,7 +298,7 @@ fn a_forced_unlock_whose_reply_is_lost_is_an_error_and_takes_one_holders_lock() 
     is_clear(&error, "forced", "not known");
     // This query must not get the reply to another command.
     assert!(!guard.is_held());
-    told.recv_timeout(SOON).unwrap();
+    told.recv_timeout(TIMEOUT).unwrap();
     // A second forced unlock would take the lock from the new holder.
     end.send(()).unwrap();
     waiter.join();
@@ -312,7 +312,7 @@ fn a_forced_unlock_whose_reply_is_lost_is_an_error_and_takes_one_holders_lock() 
 #[test]
 fn a_connection_that_cannot_be_had_is_waited_for_once() {
     let server = server();
-    once_within(IMPATIENT * 2, || {
+    once_within(SHORT_TIMEOUT * 2, || {
         let proxy = Proxy::before(&server);
         let client = impatient(&proxy.url()).connections(1).connect().unwrap();
         let guards =
@@ -323,7 +323,7 @@ fn a_connection_that_cannot_be_had_is_waited_for_once() {
         // connection.
         for guard in guards {
             drop(guard);
-            thread::sleep(UNIT / 20);
+            thread::sleep(TIME_UNIT / 20);
         }
         let begun = Instant::now();
         let error = client.reentrant_lock("cut").try_lock().map(drop).unwrap_err();
@@ -388,9 +388,9 @@ fn a_lost_release_is_sent_again_until_it_is_done() {
                 is_clear(&error, "released", "no longer holds it");
             }
             fired += times;
-            proxy.wait_fired(fired, SOON);
+            proxy.wait_fired(fired, TIMEOUT);
             proxy.release();
-            wait_free(&server, "released", SOON);
+            wait_free(&server, "released", TIMEOUT);
         }
     }
 }
@@ -410,10 +410,10 @@ fn a_release_that_comes_late_touches_no_later_hold() {
         assert!(guard.unlock().is_err());
         // The next holder is another client, or the same thread of the same client.
         for lock in [other.reentrant_lock("later"), lock] {
-            let guard = lock.try_lock_for(SOON).unwrap().into_option().expect("it is free");
+            let guard = lock.try_lock_for(TIMEOUT).unwrap().into_option().expect("it is free");
             let held = holder(&mut server.connection(), "later");
             let before = Commands::so_far(&server).scripts();
-            wait_until("another release has come", SOON, || {
+            wait_until("another release has come", TIMEOUT, || {
                 Commands::so_far(&server).scripts() > before
             });
             assert_eq!(holder(&mut server.connection(), "later"), held, "{action:?}");
@@ -427,7 +427,7 @@ fn a_lost_reply_of_a_renewal_is_no_loss() {
     let server = server();
     let proxy = Proxy::before(&server);
     // A renewal without a reply takes a sixth of the lease.
-    let lease = RENEWED * 2;
+    let lease = SHORT_LEASE * 2;
     let client = Client::builder(&proxy.url()).watchdog_timeout(lease).connect().unwrap();
     let guard = client.reentrant_lock("renewed").lock().unwrap();
     for (round, action) in
@@ -437,9 +437,9 @@ fn a_lost_reply_of_a_renewal_is_no_loss() {
     {
         // While the lock is held, the renewal is the only script for this name.
         on_acquire(&proxy, "renewed", 1, action);
-        proxy.wait_fired(round + 1, SOON);
+        proxy.wait_fired(round + 1, TIMEOUT);
         let renewed = Commands::so_far(&server).of("pexpire");
-        wait_until("it is renewed again", SOON, || {
+        wait_until("it is renewed again", TIMEOUT, || {
             assert!(guard.is_held(), "lost after {action:?}");
             Commands::so_far(&server).of("pexpire") > renewed
         });
@@ -454,15 +454,15 @@ fn a_hold_behind_a_dead_network_is_lost_at_its_deadline() {
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url())
         .watchdog_timeout(LEASE)
-        .response_timeout(UNIT * 5)
+        .response_timeout(TIME_UNIT * 5)
         .connect()
         .unwrap();
     let guard = client.reentrant_lock("cut off").lock().unwrap();
     proxy.freeze();
-    wait_until("it is lost", SOON, || !guard.is_held());
+    wait_until("it is lost", TIMEOUT, || !guard.is_held());
     assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
     // Another client gets the lock, even when the old packets finally arrive.
-    let theirs = crate::common::client(&server).reentrant_lock("cut off").try_lock_for(SOON);
+    let theirs = crate::common::client(&server).reentrant_lock("cut off").try_lock_for(TIMEOUT);
     let theirs = theirs.unwrap().into_option().expect("the lease has ended");
     let held = holder(&mut server.connection(), "cut off");
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
@@ -480,7 +480,7 @@ fn an_extended_hold_whose_release_is_lost_does_not_stay_for_its_extended_lease()
     let client = behind(&proxy);
     let lock = client.reentrant_lock("extended");
     let outer = lock.with_lease(LEASE).lock().unwrap();
-    let inner = lock.with_lease(LONG).lock().unwrap();
+    let inner = lock.with_lease(LONG_LEASE).lock().unwrap();
     inner.unlock().unwrap();
     // The server is out of reach for longer than the first lease.
     on_release(&proxy, "extended", 1, Action::LoseRequest);
@@ -489,31 +489,33 @@ fn an_extended_hold_whose_release_is_lost_does_not_stay_for_its_extended_lease()
     // A fixed time must pass here, because no event shows the end of the wait.
     thread::sleep(LEASE * 3 / 2);
     proxy.accept();
-    wait_free(&server, "extended", SOON);
+    wait_free(&server, "extended", TIMEOUT);
 }
 
 #[test]
 fn an_extension_that_is_answered_after_the_holds_end_leaves_no_cleanup() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let lock = client.reentrant_lock("straddled");
     // The server knows the scripts.
-    let (one, two) =
-        (lock.with_lease(LONG / 2).lock().unwrap(), lock.with_lease(LONG).lock().unwrap());
+    let (one, two) = (
+        lock.with_lease(LONG_LEASE / 2).lock().unwrap(),
+        lock.with_lease(LONG_LEASE).lock().unwrap(),
+    );
     drop(one);
     two.unlock().unwrap();
-    let outer = lock.with_lease(UNIT * 4).lock().unwrap();
-    let longer = LONG * 60;
+    let outer = lock.with_lease(TIME_UNIT * 4).lock().unwrap();
+    let longer = LONG_LEASE * 60;
     let millis = longer.as_millis().to_string();
-    proxy.on(Direction::Request, 1, Action::DelayReply(UNIT * 6), move |bytes| {
+    proxy.on(Direction::Request, 1, Action::DelayReply(TIME_UNIT * 6), move |bytes| {
         contains(bytes, "straddled") && contains(bytes, &millis)
     });
     // By now the outer hold is lost, so this call gets a new hold or none.
     let inner = lock.with_lease(longer).lock();
     assert!(!outer.is_held());
     drop((inner, outer));
-    wait_free(&server, "straddled", SOON);
+    wait_free(&server, "straddled", TIMEOUT);
 }
 
 #[test]
@@ -525,16 +527,16 @@ fn an_extension_of_unknown_outcome_does_not_keep_an_unlocked_lock() {
     let outer = lock.with_lease(LEASE).lock().unwrap();
     // The server runs the request both times, but no reply comes.
     on_acquire(&proxy, "unsure", 2, Action::LoseReply);
-    let error = lock.with_lease(LONG).lock().map(drop).unwrap_err();
+    let error = lock.with_lease(LONG_LEASE).lock().map(drop).unwrap_err();
     is_clear(&error, "unsure", "still holds it as before");
     assert_eq!(proxy.fired(), 2);
     assert_eq!(lock.hold_count(), 1);
     let left = pttl(&mut server.connection(), "unsure");
-    assert!(left > i64::try_from((LONG / 2).as_millis()).unwrap(), "the test shows nothing");
+    assert!(left > i64::try_from((LONG_LEASE / 2).as_millis()).unwrap(), "the test shows nothing");
     // The holder treats its lease as valid until the deadline that it knows.
-    wait_until("the first lease ends", SOON, || !outer.is_held());
+    wait_until("the first lease ends", TIMEOUT, || !outer.is_held());
     assert!(outer.unlock().is_err());
-    wait_free(&server, "unsure", SOON);
+    wait_free(&server, "unsure", TIMEOUT);
 }
 
 #[test]
@@ -557,7 +559,7 @@ fn owners_are_never_used_again_if_replies_are_lost() {
             assert!(owners.insert(owner.clone()), "{owner} again");
             drop(guard);
         }
-        wait_free(&server, "owner", SOON);
+        wait_free(&server, "owner", TIMEOUT);
         proxy.clear_rules();
     }
 }

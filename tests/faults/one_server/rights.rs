@@ -91,7 +91,7 @@ fn a_user_of_one_condition_alone_may_wait_for_it() {
         user.set(&rules);
         let lock = user.client().reentrant_lock(name);
         let guard = lock.lock().unwrap();
-        let wait = |name: &str| lock.condition(name).wait_for(&guard, UNIT);
+        let wait = |name: &str| lock.condition(name).wait_for(&guard, TIME_UNIT);
         assert!(wait("full").unwrap().timed_out(), "{name}");
         is_clear(&wait("empty").unwrap_err(), name, "to one of the keys of this name is missing");
     }
@@ -207,7 +207,7 @@ fn without_the_right_to_publish_a_release_goes_on_unless_a_waiter_must_be_told()
                 "drop" => drop(guard),
                 _ => assert!(lock.force_unlock().unwrap()),
             }
-            wait_until("it is free", SOON, || !lock.is_locked().unwrap());
+            wait_until("it is free", TIMEOUT, || !lock.is_locked().unwrap());
             user.set(&["+@all", "&*"]);
         }
     }
@@ -223,7 +223,7 @@ fn without_the_right_to_publish_a_release_goes_on_unless_a_waiter_must_be_told()
     // The client tries the release again in the background.
     user.set(&["+publish"]);
     waiter.join();
-    wait_free(&server, "told", SOON);
+    wait_free(&server, "told", TIMEOUT);
 }
 
 #[test]
@@ -232,12 +232,12 @@ fn without_the_right_to_subscribe_waiting_is_an_error() {
     let client = user(&server, &["-subscribe"]);
     let lock = client.reentrant_lock("deaf");
     lock.lock().unwrap().unlock().unwrap();
-    hold_as_redisson(&mut server.connection(), "deaf", LONG);
+    hold_as_redisson(&mut server.connection(), "deaf", LONG_LEASE);
     assert!(lock.try_lock().unwrap().into_option().is_none());
     for _ in 0..2 {
         let error = lock.lock().map(drop).unwrap_err();
         is_clear(&error, "deaf", "SUBSCRIBE");
-        let error = lock.try_lock_for(SOON).map(drop).unwrap_err();
+        let error = lock.try_lock_for(TIMEOUT).map(drop).unwrap_err();
         is_clear(&error, "deaf", "SUBSCRIBE");
     }
 }
@@ -260,9 +260,9 @@ fn the_rights_that_the_message_names_are_enough() {
     let client = user(&server, &rights);
     let lock = client.reentrant_lock("rights");
     let waiting = user(&server, &rights).reentrant_lock("rights");
-    at_once(|| {
+    woken_by_message(|| {
         let guard = lock.with_lease(LEASE).lock().unwrap();
-        let longer = lock.with_lease(LONG).lock().unwrap();
+        let longer = lock.with_lease(LONG_LEASE).lock().unwrap();
         let waiting = waiting.clone();
         let waiter = spawn(move || waiting.lock().unwrap().unlock().unwrap());
         wait_in_line(&server, "rights", 1);
@@ -288,6 +288,6 @@ fn a_right_withdrawn_from_a_holder_is_reported_and_the_lock_is_freed_later() {
     is_clear(&unlocked.unlock().unwrap_err(), "unlocked", "ACL");
     drop(dropped);
     set("+evalsha");
-    wait_free(&server, "unlocked", SOON);
-    wait_free(&server, "dropped", SOON);
+    wait_free(&server, "unlocked", TIMEOUT);
+    wait_free(&server, "dropped", TIMEOUT);
 }

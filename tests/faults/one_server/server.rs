@@ -14,7 +14,7 @@ fn waiters_get_the_lock_when_the_servers_data_is_gone() {
                 // The thread may find the server out of reach.
                 spawn(move || {
                     let guard = loop {
-                        match lock.try_lock_for(SOON) {
+                        match lock.try_lock_for(TIMEOUT) {
                             Ok(guard) => break guard.into_option().expect("it is free"),
                             Err(error) => assert!(error.is_transient(), "{error}"),
                         }
@@ -33,7 +33,7 @@ fn waiters_get_the_lock_when_the_servers_data_is_gone() {
         }
         // The waiters of the other client get the lock at their next poll. The waiters of the
         // guard's client get the lock when the guard ends.
-        wait_until("the other client's waiters are in", SOON, || {
+        wait_until("the other client's waiters are in", TIMEOUT, || {
             waiters.iter().skip(1).step_by(2).all(Running::is_finished)
         });
         // Ignore the result: another test checks whether the guard reports the loss.
@@ -46,10 +46,10 @@ fn waiters_get_the_lock_when_the_servers_data_is_gone() {
 fn a_restart_without_data_is_reported_before_the_next_renewal() {
     let server = server();
     // The first renewal is due long after the test.
-    let client = watched(&server, 10 * LONG);
+    let client = watched(&server, 10 * LONG_LEASE);
     let (lock, fair) = (client.reentrant_lock("forgotten"), client.fair_lock("forgotten, fair"));
     // This lease is never renewed.
-    let fixed = client.reentrant_lock("forgotten, fixed").with_lease(10 * LONG);
+    let fixed = client.reentrant_lock("forgotten, fixed").with_lease(10 * LONG_LEASE);
     for by in ["the subscriber", "a command"] {
         let guards = [lock.lock().unwrap(), fair.lock().unwrap(), fixed.lock().unwrap()];
         let (tell, told) = mpsc::channel();
@@ -62,7 +62,7 @@ fn a_restart_without_data_is_reported_before_the_next_renewal() {
             let elsewhere = self::client(&server);
             let held = elsewhere.reentrant_lock("other").lock().unwrap();
             // The waiter may find the server out of reach.
-            let waiter = spawn(move || drop(other.try_lock_for(SOON)));
+            let waiter = spawn(move || drop(other.try_lock_for(TIMEOUT)));
             wait_in_line(&server, "other", 1);
             (waiter, held)
         });
@@ -71,7 +71,7 @@ fn a_restart_without_data_is_reported_before_the_next_renewal() {
             assert!(!client.reentrant_lock("other").is_locked().unwrap());
         }
         for _ in &guards {
-            assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked), "told by {by}");
+            assert_eq!(told.recv_timeout(TIMEOUT), Ok(LostReason::Revoked), "told by {by}");
         }
         assert!(!guards.iter().any(|guard| guard.is_held()));
         if let Some((waiter, held)) = waiter {
@@ -86,15 +86,15 @@ fn after_a_restart_the_server_is_asked_until_it_answers() {
     let server = server();
     let proxy = Proxy::before(&server);
     let client = behind(&proxy);
-    let guard = client.reentrant_lock("asked for").with_lease(LONG).lock().unwrap();
+    let guard = client.reentrant_lock("asked for").with_lease(LONG_LEASE).lock().unwrap();
     let (tell, told) = mpsc::channel();
     guard.on_lost(move |reason| tell.send(reason).unwrap());
     // The first request is lost on a connection that stays open.
     on_acquire(&proxy, "asked for", 1, Action::Silence);
     server.restart_empty();
-    wait_until("it is found again", SOON, || client.reentrant_lock("other").is_locked().is_ok());
-    proxy.wait_fired(1, SOON);
-    assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
+    wait_until("it is found again", TIMEOUT, || client.reentrant_lock("other").is_locked().is_ok());
+    proxy.wait_fired(1, TIMEOUT);
+    assert_eq!(told.recv_timeout(TIMEOUT), Ok(LostReason::Revoked));
     assert!(!guard.is_held());
 }
 
@@ -104,7 +104,7 @@ fn the_question_whether_a_hold_is_known_changes_nothing() {
     // This user cannot see to which run of the server a connection leads.
     let client = user(&server, &["-info"]);
     let held = ["endless", "deleted"].map(|name| {
-        let lock = client.reentrant_lock(name).with_lease(LONG);
+        let lock = client.reentrant_lock(name).with_lease(LONG_LEASE);
         lock.lock().unwrap()
     });
     let (tell, told) = mpsc::channel();
@@ -116,7 +116,7 @@ fn the_question_whether_a_hold_is_known_changes_nothing() {
     // A key that does not expire is not a lock, and the error says so.
     let endless = client.reentrant_lock("endless");
     is_clear(&endless.is_locked().unwrap_err(), "endless", "use another name");
-    assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
+    assert_eq!(told.recv_timeout(TIMEOUT), Ok(LostReason::Revoked));
     assert!(held[0].is_held());
     assert_eq!(pttl(&mut redis, "endless"), -1);
 }
@@ -137,10 +137,10 @@ fn a_restart_that_lost_a_hold_is_noticed_though_the_server_was_met_while_loading
     }
     let () = fill.query(&mut redis).unwrap();
     let () = redis::cmd("SAVE").query(&mut redis).unwrap();
-    let client = watched(&server, 10 * LONG);
+    let client = watched(&server, 10 * LONG_LEASE);
     // The server saved its data before these locks were taken, so it restarts without these holds.
     let guards =
-        [client.reentrant_lock("unsaved"), client.reentrant_lock("fixed").with_lease(LONG)]
+        [client.reentrant_lock("unsaved"), client.reentrant_lock("fixed").with_lease(LONG_LEASE)]
             .map(|lock| lock.lock().unwrap());
     let (tell, told) = mpsc::channel();
     for guard in &guards {
@@ -151,7 +151,7 @@ fn a_restart_that_lost_a_hold_is_noticed_though_the_server_was_met_while_loading
         let restarted = scope.spawn(|| server.restart_empty());
         let lock = client.reentrant_lock("other");
         let mut met = false;
-        wait_until("it has loaded", SOON, || match lock.is_locked() {
+        wait_until("it has loaded", TIMEOUT, || match lock.is_locked() {
             Err(error) => {
                 met |= error.to_string().contains("loading");
                 false
@@ -168,7 +168,7 @@ fn a_restart_that_lost_a_hold_is_noticed_though_the_server_was_met_while_loading
     // uses a new connection.
     assert!(!client.reentrant_lock("other").is_locked().unwrap());
     for _ in &guards {
-        assert_eq!(told.recv_timeout(SOON), Ok(LostReason::Revoked));
+        assert_eq!(told.recv_timeout(TIMEOUT), Ok(LostReason::Revoked));
     }
 }
 
@@ -193,7 +193,7 @@ fn an_unlock_after_a_restart_without_data_is_no_success() {
 #[test]
 fn a_flush_of_the_scripts_is_not_noticed() {
     let server = server();
-    let clients = [watched(&server, RENEWED), watched(&server, RENEWED)];
+    let clients = [watched(&server, SHORT_LEASE), watched(&server, SHORT_LEASE)];
     let held = clients[0].reentrant_lock("held").lock().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let inside = Arc::new(AtomicU64::new(0));
@@ -218,8 +218,8 @@ fn a_flush_of_the_scripts_is_not_noticed() {
         })
         .collect();
     let mut redis = server.connection();
-    let until = Instant::now() + RENEWED * 3 / 2;
-    wait_until("each has had some rounds", SOON, || {
+    let until = Instant::now() + SHORT_LEASE * 3 / 2;
+    wait_until("each has had some rounds", TIMEOUT, || {
         for _ in 0..10 {
             let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut redis).unwrap();
         }
@@ -228,14 +228,14 @@ fn a_flush_of_the_scripts_is_not_noticed() {
     assert!(held.is_held(), "it was renewed");
     stop.store(true, Ordering::SeqCst);
     threads.into_iter().for_each(Running::join);
-    wait_free(&server, "flushed", SOON);
+    wait_free(&server, "flushed", TIMEOUT);
     held.unlock().unwrap();
 }
 
 #[test]
 fn without_memory_nothing_is_taken_and_all_is_released() {
     let server = server();
-    let client = watched(&server, RENEWED);
+    let client = watched(&server, SHORT_LEASE);
     let mut redis = server.connection();
     let guards: Vec<_> = ["unlocked", "dropped", "renewed"]
         .map(|name| client.reentrant_lock(name).lock().unwrap())
@@ -249,15 +249,15 @@ fn without_memory_nothing_is_taken_and_all_is_released() {
     let lock = client.reentrant_lock("more");
     is_clear(&lock.lock().map(drop).unwrap_err(), "more", "maxmemory");
     is_clear(&lock.try_lock().map(drop).unwrap_err(), "more", "maxmemory");
-    is_clear(&refused(|| lock.try_lock_for(UNIT)), "more", "maxmemory");
+    is_clear(&refused(|| lock.try_lock_for(TIME_UNIT)), "more", "maxmemory");
     assert!(!lock.is_locked().unwrap());
     let mut guards = guards.into_iter();
     guards.next().unwrap().unlock().unwrap();
     drop(guards.next());
-    wait_free(&server, "unlocked", SOON);
-    wait_free(&server, "dropped", SOON);
+    wait_free(&server, "unlocked", TIMEOUT);
+    wait_free(&server, "dropped", TIMEOUT);
     // A fixed time must pass here, because no event shows the end of the wait.
-    thread::sleep(RENEWED * 3 / 2);
+    thread::sleep(SHORT_LEASE * 3 / 2);
     let renewed = guards.next().unwrap();
     assert!(renewed.is_held());
     limit("0");
@@ -281,8 +281,8 @@ fn a_read_only_server_refuses_clearly_and_the_locks_are_free_afterwards() {
     drop(dropped);
     replica_of(["NO", "ONE"]);
     // The locks are free long before their leases end.
-    wait_free(&server, "unlocked", SOON);
-    wait_free(&server, "dropped", SOON);
+    wait_free(&server, "unlocked", TIMEOUT);
+    wait_free(&server, "dropped", TIMEOUT);
     client.reentrant_lock("more").lock().unwrap().unlock().unwrap();
 }
 
@@ -304,7 +304,7 @@ fn a_server_that_cannot_save_refuses_clearly() {
     fs::create_dir(format!("{folder}/dump.rdb")).unwrap();
     config("save", "3600 1");
     let _: Result<(), _> = redis::cmd("BGSAVE").query(&mut redis);
-    wait_until("saving has failed", SOON, || {
+    wait_until("saving has failed", TIMEOUT, || {
         let info: String = redis::cmd("INFO").arg("persistence").query(&mut redis).unwrap();
         info.contains("rdb_last_bgsave_status:err")
     });
@@ -313,7 +313,7 @@ fn a_server_that_cannot_save_refuses_clearly() {
     is_clear(&guard.unlock().unwrap_err(), "held", "cannot save");
     config("save", "");
     lock.lock().unwrap().unlock().unwrap();
-    wait_free(&server, "held", SOON);
+    wait_free(&server, "held", TIMEOUT);
 }
 
 #[test]
@@ -325,7 +325,7 @@ fn a_key_that_is_no_lock_is_left_as_it_is() {
     let lock = client.reentrant_lock("string");
     is_clear(&lock.lock().map(drop).unwrap_err(), "string", "holds a string");
     is_clear(&lock.try_lock().map(drop).unwrap_err(), "string", "holds a string");
-    is_clear(&lock.try_lock_for(SOON).map(drop).unwrap_err(), "string", "holds a string");
+    is_clear(&lock.try_lock_for(TIMEOUT).map(drop).unwrap_err(), "string", "holds a string");
     is_clear(&lock.is_locked().unwrap_err(), "string", "holds a string");
     assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
     assert_eq!(redis.get::<_, String>("string").unwrap(), "precious");
@@ -340,7 +340,7 @@ fn a_key_that_is_no_lock_is_left_as_it_is() {
 #[test]
 fn a_busy_server_refuses_clearly_and_a_hold_survives_it() {
     let server = server();
-    let client = watched(&server, RENEWED * 2);
+    let client = watched(&server, SHORT_LEASE * 2);
     let guard = client.reentrant_lock("held").lock().unwrap();
     let mut redis = server.connection();
     let () = redis::cmd("CONFIG").arg(&["SET", "lua-time-limit", "5"]).query(&mut redis).unwrap();
@@ -350,16 +350,16 @@ fn a_busy_server_refuses_clearly_and_a_hold_survives_it() {
             redis::cmd("EVAL").arg("while true do end").arg(0).query(&mut hog);
         assert!(looped.is_err());
     });
-    wait_until("the server is busy", SOON, || {
+    wait_until("the server is busy", TIMEOUT, || {
         let pong: Result<String, _> = redis::cmd("PING").query(&mut redis);
         pong.is_err_and(|error| error.code() == Some("BUSY"))
     });
     let lock = client.reentrant_lock("more");
     is_clear(&lock.lock().map(drop).unwrap_err(), "more", "busy");
-    wait_until("a renewal has failed", SOON, || guard.state() == HoldState::Unconfirmed);
+    wait_until("a renewal has failed", TIMEOUT, || guard.state() == HoldState::Unconfirmed);
     let () = redis::cmd("SCRIPT").arg("KILL").query(&mut redis).unwrap();
     busy.join();
-    wait_until("a renewal has succeeded", SOON, || guard.state() == HoldState::Held);
+    wait_until("a renewal has succeeded", TIMEOUT, || guard.state() == HoldState::Held);
     lock.lock().unwrap().unlock().unwrap();
     guard.unlock().unwrap();
 }
@@ -393,7 +393,7 @@ fn a_loading_server_refuses_clearly() {
     redis::cmd("CONFIG").arg(&often).exec(&mut redis).unwrap();
     // The test tries again if this process did not run while the server loaded its data.
     let mut met = None;
-    wait_until("it has said LOADING", SOON, || {
+    wait_until("it has said LOADING", TIMEOUT, || {
         let mut loader = server.connection();
         let loading = spawn(move || redis::cmd("DEBUG").arg("RELOAD").exec(&mut loader).unwrap());
         while met.is_none() && !loading.is_finished() {
@@ -408,7 +408,7 @@ fn a_loading_server_refuses_clearly() {
     });
     is_clear(&met.unwrap(), "loading", "loading");
     // The lock is free after a refused acquire and after a refused release.
-    wait_free(&server, "loading", SOON);
+    wait_free(&server, "loading", TIMEOUT);
     lock.lock().unwrap().unlock().unwrap();
 }
 
@@ -419,7 +419,7 @@ fn a_frozen_server_is_an_error_in_time_and_found_out_once_for_all_waiters() {
     let held = client.reentrant_lock("held").lock().unwrap();
     server.pause();
     let begun = Instant::now();
-    let threads: Vec<_> = (0..CROWD)
+    let threads: Vec<_> = (0..MANY_THREADS)
         .map(|_| {
             let lock = client.reentrant_lock("frozen");
             spawn(move || lock.lock().map(drop).unwrap_err())
@@ -431,8 +431,8 @@ fn a_frozen_server_is_an_error_in_time_and_found_out_once_for_all_waiters() {
     }
     // All calls together took a few timeouts, and not one timeout for each call.
     let took = begun.elapsed();
-    assert!(took >= IMPATIENT && took < SOON, "{took:?}");
-    let error = client.reentrant_lock("short").try_lock_for(UNIT / 10).map(drop).unwrap_err();
+    assert!(took >= SHORT_TIMEOUT && took < TIMEOUT, "{took:?}");
+    let error = client.reentrant_lock("short").try_lock_for(TIME_UNIT / 10).map(drop).unwrap_err();
     is_clear(&error, "short", "the server");
     is_clear(&held.unlock().unwrap_err(), "held", "no longer holds it");
     server.resume();
@@ -441,14 +441,14 @@ fn a_frozen_server_is_an_error_in_time_and_found_out_once_for_all_waiters() {
     for name in ["frozen", "held", "short"] {
         // A busy machine may be too slow for an impatient client.
         let lock = client.reentrant_lock(name);
-        wait_until("it is free", SOON, || {
-            lock.try_lock_for(UNIT)
+        wait_until("it is free", TIMEOUT, || {
+            lock.try_lock_for(TIME_UNIT)
                 .is_ok_and(|guard| guard.into_option().is_some_and(|it| it.unlock().is_ok()))
         });
-        wait_free(&server, name, SOON);
+        wait_free(&server, name, TIMEOUT);
     }
     // The old requests have no later effect.
-    thread::sleep(UNIT * 5);
+    thread::sleep(TIME_UNIT * 5);
     for name in ["frozen", "held", "short"] {
         assert!(!client.reentrant_lock(name).is_locked().unwrap(), "{name}");
     }
@@ -460,8 +460,8 @@ fn a_paused_server_is_waited_for() {
     let client = client(&server);
     let lock = client.reentrant_lock("paused");
     lock.lock().unwrap().unlock().unwrap();
-    let pause = UNIT * 5;
-    wait_until("it was asked early in a pause", SOON, || {
+    let pause = TIME_UNIT * 5;
+    wait_until("it was asked early in a pause", TIMEOUT, || {
         let () = redis::cmd("CLIENT")
             .arg("PAUSE")
             .arg(u64::try_from(pause.as_millis()).unwrap())
@@ -470,7 +470,7 @@ fn a_paused_server_is_waited_for() {
         let begun = Instant::now();
         let guard = lock.lock().unwrap();
         let took = begun.elapsed();
-        assert!(guard.remaining() <= LONG - took, "counted from the reply: {guard:?}");
+        assert!(guard.remaining() <= LONG_LEASE - took, "counted from the reply: {guard:?}");
         guard.unlock().unwrap();
         took > pause / 2
     });
@@ -480,7 +480,7 @@ fn a_paused_server_is_waited_for() {
 fn a_server_that_is_gone_fails_calls_and_waits_and_is_found_again() {
     let server = server();
     let client = impatient(&server.url()).connect().unwrap();
-    hold_as_redisson(&mut server.connection(), "gone", LONG);
+    hold_as_redisson(&mut server.connection(), "gone", LONG_LEASE);
     let waiters: Vec<_> = (0..3)
         .map(|_| {
             let lock = client.reentrant_lock("gone");

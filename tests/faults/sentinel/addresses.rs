@@ -34,7 +34,7 @@ fn a_failover_is_followed_to_where_the_map_says() {
     watchers[&first.port()].refuse();
     watchers[&first.port()].cut_all();
     sentinels.fail_over();
-    wait_until("the new master is used", SOON, || at(&client) == behind(sentinels.master()));
+    wait_until("the new master is used", TIMEOUT, || at(&client) == behind(sentinels.master()));
     assert_ne!(at(&client), behind(old));
     assert!(guard.is_held());
     guard.unlock().unwrap();
@@ -57,7 +57,7 @@ fn a_master_that_is_named_where_nobody_reaches_it_needs_the_map() {
             .unwrap();
     }
     let url = sentinels.url().replace("/redlatch", "/elsewhere");
-    let connect = || builder(&url).connect_timeout(UNIT * 20);
+    let connect = || builder(&url).connect_timeout(TIME_UNIT * 20);
     let error = connect().connect().map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:#}");
     assert!(error.to_string().contains("127.0.0.2"), "{error:#}");

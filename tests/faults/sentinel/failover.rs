@@ -12,7 +12,7 @@ fn outlasts(end: End) {
     let other = client_of(&sentinels);
     let kept = client.reentrant_lock("kept").lock().unwrap();
     let unknown = client.reentrant_lock("unknown").lock().unwrap();
-    let fixed = client.reentrant_lock("fixed").with_lease(LONG).lock().unwrap();
+    let fixed = client.reentrant_lock("fixed").with_lease(LONG_LEASE).lock().unwrap();
     let (kept_lost, unknown_lost, fixed_lost) = (losses(&kept), losses(&unknown), losses(&fixed));
     let wait = |name: &str| {
         let lock = other.reentrant_lock(name);
@@ -29,7 +29,7 @@ fn outlasts(end: End) {
     let ended = ends(&kept);
     end.of(&sentinels);
     for lost in [unknown_lost, fixed_lost] {
-        assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked, "{end:?}");
+        assert_eq!(lost.recv_timeout(TIMEOUT).unwrap(), LostReason::Revoked, "{end:?}");
     }
     assert!(!unknown.is_held() && !fixed.is_held());
     // The thread that waited for the lost lock gets it.
@@ -37,12 +37,12 @@ fn outlasts(end: End) {
     assert_eq!(unknown.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     // The hold is renewed on the new master.
     let new = sentinels.master();
-    wait_until("it is renewed", SOON, || ends(&kept) > ended + UNIT);
+    wait_until("it is renewed", TIMEOUT, || ends(&kept) > ended + TIME_UNIT);
     assert!(kept.is_held() && kept_lost.try_recv().is_err());
     assert!(holder(&mut new.connection(), "kept").is_some());
     kept.unlock().unwrap();
     for_kept.join();
-    wait_free(new, "kept", SOON);
+    wait_free(new, "kept", TIMEOUT);
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn once_another_master_is_known_the_old_one_grants_nothing() {
     redis::cmd("ACL").arg(&rules).exec(&mut old.connection()).unwrap();
     sentinels.fail_over();
     let new = sentinels.master();
-    wait_until("the new one is used", SOON, || {
+    wait_until("the new one is used", TIMEOUT, || {
         // The old master may have granted this lock, and the grant may then be lost. If so, the
         // release returns an error.
         let _told = client.reentrant_lock("new").lock().unwrap().unlock();
@@ -137,7 +137,7 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
             _ => lock,
         };
         spawn(move || {
-            let guard = lock.try_lock_for(SOON).unwrap();
+            let guard = lock.try_lock_for(TIMEOUT).unwrap();
             guard.into_option().map(drop).ok_or_else(|| lock.name().to_owned())
         })
     });
@@ -157,12 +157,12 @@ fn a_release_that_only_the_old_master_has_is_made_at_the_new_one_too() {
 #[test]
 fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
     bound();
-    let sentinels = started(Sentinels::builder().down_after(UNIT * 40));
-    let patient = || impatient(&sentinels.url()).failover_timeout(LONG);
+    let sentinels = started(Sentinels::builder().down_after(TIME_UNIT * 40));
+    let patient = || impatient(&sentinels.url()).failover_timeout(LONG_LEASE);
     let hasty = patient().failover_timeout(Duration::ZERO).connect().unwrap();
     let client = patient().connect().unwrap();
     let master = sentinels.master();
-    let held = client.reentrant_lock("held").with_lease(UNIT * 40).lock_owned().unwrap();
+    let held = client.reentrant_lock("held").with_lease(TIME_UNIT * 40).lock_owned().unwrap();
     let permits = client.semaphore("permits");
     assert!(permits.try_set_permits(0).unwrap());
     let wait = |client: &Client, name: &str| {
@@ -185,18 +185,20 @@ fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
     let error = client.reentrant_lock("now").try_lock().map(drop).unwrap_err();
     assert!(error.is_transient(), "{error}");
     // A waiter with a deadline gets the error that ended its wait.
-    let error = client.reentrant_lock("soon").try_lock_for(UNIT).map(drop).unwrap_err();
+    let error = client.reentrant_lock("soon").try_lock_for(TIME_UNIT).map(drop).unwrap_err();
     assert!(error.is_transient(), "{error}");
     let taker = spawn(move || {
         let [first, second, third] = &together;
         MultiLock::new(&[first, second, third]).unwrap().lock().map(drop)
     });
     sentinels.wait_switched(master);
-    assert!(begun.elapsed() > IMPATIENT * 2, "the test shows nothing");
+    assert!(begun.elapsed() > SHORT_TIMEOUT * 2, "the test shows nothing");
     for waiter in waiters {
         waiter.join().unwrap();
     }
-    wait_until("permits can be given", SOON, || client.semaphore("permits").add_permits(1).is_ok());
+    wait_until("permits can be given", TIMEOUT, || {
+        client.semaphore("permits").add_permits(1).is_ok()
+    });
     acquirer.join().unwrap();
     taker.join().unwrap();
 }
@@ -204,8 +206,8 @@ fn a_wait_outlasts_a_failover_that_is_slower_than_a_call() {
 #[test]
 fn a_wait_on_a_condition_outlasts_a_failover() {
     bound();
-    let sentinels = started(Sentinels::builder().down_after(UNIT * 40));
-    let client = impatient(&sentinels.url()).failover_timeout(LONG).connect().unwrap();
+    let sentinels = started(Sentinels::builder().down_after(TIME_UNIT * 40));
+    let client = impatient(&sentinels.url()).failover_timeout(LONG_LEASE).connect().unwrap();
     let lock = client.reentrant_lock("lock");
     let changed = lock.condition("changed");
     let (lock_again, changed_again) = (lock.clone(), changed.clone());
@@ -214,13 +216,13 @@ fn a_wait_on_a_condition_outlasts_a_failover() {
         changed_again.wait(&guard).map(|_| guard.is_held())
     });
     let mut redis = sentinels.master().connection();
-    wait_until("it waits", SOON, || {
+    wait_until("it waits", TIMEOUT, || {
         redis.exists("redlatch_condition:{lock}:changed:7").unwrap() && !lock.is_locked().unwrap()
     });
     wait_replicated(&sentinels, "redlatch_condition:{lock}:changed:7");
     let begun = Instant::now();
     End::Killed.of(&sentinels);
-    assert!(begun.elapsed() > IMPATIENT * 2, "the test shows nothing");
+    assert!(begun.elapsed() > SHORT_TIMEOUT * 2, "the test shows nothing");
     assert!(!waiter.is_finished());
     let guard = lock.lock().unwrap();
     changed.notify_all().unwrap();
@@ -246,7 +248,7 @@ fn a_call_that_a_replica_refuses_asks_for_the_master_anew() {
     replica_of(new, &["NO", "ONE"]);
     replica_of(old, &["127.0.0.1", &new.port().to_string()]);
     let call = spawn(move || lock.lock().map(drop));
-    wait_until("the replica refuses it", SOON, || {
+    wait_until("the replica refuses it", TIMEOUT, || {
         let stats: String =
             redis::cmd("INFO").arg("errorstats").query(&mut old.connection()).unwrap();
         stats.contains("errorstat_READONLY")
@@ -270,7 +272,7 @@ fn nothing_is_left_of_a_client_of_sentinels() {
     waiter.wait_asleep();
     let begun = Instant::now();
     client.shutdown();
-    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < TIMEOUT, "{:?}", begun.elapsed());
     waiter.join();
 }
 
@@ -290,23 +292,24 @@ fn a_failover_is_found_without_the_sentinels_messages() {
     keep_from_replicas(&sentinels, "held");
     // The old master still runs, but gets no request.
     sentinels.fail_over();
-    assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
+    assert_eq!(lost.recv_timeout(TIMEOUT).unwrap(), LostReason::Revoked);
 }
 
 /// The wait continues after a grant that too few replicas had, and after an outage.
 #[test]
 fn a_fair_waiter_that_replicas_failed_has_one_place_and_still_gets_messages() {
     bound();
-    let sentinels = started(Sentinels::builder().down_after(LONG));
+    let sentinels = started(Sentinels::builder().down_after(LONG_LEASE));
     let (client, other) = (client_of(&sentinels), client_of(&sentinels));
-    let failed = impatient(&sentinels.url()).failover_timeout(LONG).replica_acks(1, UNIT * 5);
+    let failed =
+        impatient(&sentinels.url()).failover_timeout(LONG_LEASE).replica_acks(1, TIME_UNIT * 5);
     let failed = failed.connect().unwrap();
     let master = sentinels.master();
     let probe = || failed.reentrant_lock("probe").try_lock();
     let in_line = || -> Vec<String> {
         master.connection().lrange("redisson_lock_queue:{fair}", 0, -1).unwrap()
     };
-    let wait_in_line = |places| wait_until("so many wait", SOON, || in_line().len() == places);
+    let wait_in_line = |places| wait_until("so many wait", TIMEOUT, || in_line().len() == places);
     let held = client.fair_lock("fair").lock_owned().unwrap();
     let lock = failed.fair_lock("fair");
     let (had, go_on) = (mpsc::channel(), mpsc::channel::<()>());
@@ -325,27 +328,27 @@ fn a_fair_waiter_that_replicas_failed_has_one_place_and_still_gets_messages() {
     master.pause();
     assert!(probe().is_err());
     master.resume();
-    wait_until("it is over", SOON, || probe().is_ok());
+    wait_until("it is over", TIMEOUT, || probe().is_ok());
 
     sentinels.replicas().iter().for_each(|replica| replica.pause());
     held.unlock().unwrap();
     // The client has given back the grant, so `behind` has the lock, and `waiter` is in the queue
     // again.
-    wait_until("it was given back", SOON, || in_line().len() == 1 && !behind.is_finished());
+    wait_until("it was given back", TIMEOUT, || in_line().len() == 1 && !behind.is_finished());
     let first = in_line();
-    wait_until("it stands anew", SOON, || {
+    wait_until("it stands anew", TIMEOUT, || {
         let now = in_line();
         assert!(now.len() <= 1, "twice: {now:?}");
         assert!(!waiter.is_finished(), "its wait has ended");
         now.len() == 1 && now != first
     });
     sentinels.replicas().iter().for_each(|replica| replica.resume());
-    wait_until("replicas keep up", SOON, || probe().is_ok());
+    wait_until("replicas keep up", TIMEOUT, || probe().is_ok());
     go_on.0.send(()).unwrap();
-    assert_eq!(had.1.recv_timeout(SOON), Ok(true));
+    assert_eq!(had.1.recv_timeout(TIMEOUT), Ok(true));
     waiter.join().unwrap();
     behind.join();
-    wait_until("nobody has it, or waits", SOON, || {
+    wait_until("nobody has it, or waits", TIMEOUT, || {
         in_line().is_empty() && holder(&mut master.connection(), "fair").is_none()
     });
 }
@@ -366,7 +369,7 @@ fn a_failover_is_followed_without_the_right_to_look_into_the_servers() {
     wait_replicated(&sentinels, "kept");
     keep_from_replicas(&sentinels, "unknown");
     End::Killed.of(&sentinels);
-    assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
+    assert_eq!(lost.recv_timeout(TIMEOUT).unwrap(), LostReason::Revoked);
     client.reentrant_lock("more").lock().unwrap().unlock().unwrap();
     kept.unlock().unwrap();
 }
@@ -399,7 +402,7 @@ fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_ne
         match way {
             "dropped" => {
                 drop(permit);
-                wait_until("it is back", SOON, || semaphore.available_permits().unwrap() == 1);
+                wait_until("it is back", TIMEOUT, || semaphore.available_permits().unwrap() == 1);
             }
             "released" => permit.release().unwrap(),
             _ => semaphore.release(&permit.into_id()).unwrap(),
@@ -412,7 +415,7 @@ fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_ne
             let free: Option<u32> = redis.get(way).unwrap();
             free == Some(1)
         };
-        wait_until("all has come", SOON, || ways.iter().all(|way| is_back(&mut redis, way)));
+        wait_until("all has come", TIMEOUT, || ways.iter().all(|way| is_back(&mut redis, way)));
         writing(&mut redis, |redis| {
             for (key, then) in &then {
                 let command =
@@ -425,7 +428,7 @@ fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_ne
     let takers = ways.map(|way| {
         let semaphore = other.expirable_semaphore(way);
         spawn(move || {
-            let permit = semaphore.try_acquire_for(SOON).unwrap();
+            let permit = semaphore.try_acquire_for(TIMEOUT).unwrap();
             permit.into_option().map(drop).ok_or(way)
         })
     });
@@ -442,7 +445,7 @@ fn permits_that_were_given_back_to_the_old_master_alone_are_given_back_to_the_ne
 fn put_back_count(sentinels: &Sentinels, then: &[(String, String)], now: i64, name: &str) {
     for replica in sentinels.replicas() {
         let mut redis = replica.connection();
-        wait_until("all has come", SOON, || {
+        wait_until("all has come", TIMEOUT, || {
             redis.get::<_, Option<i64>>(name).unwrap() == Some(now)
         });
         writing(&mut redis, |redis| {
@@ -487,7 +490,7 @@ fn a_semaphore_is_as_large_after_a_failover_as_before() {
     sentinels.fail_over();
     sentinels.wait_switched(old);
     let master = sentinels.master();
-    wait_until("it is put right", SOON, || {
+    wait_until("it is put right", TIMEOUT, || {
         (free(master, "taken"), free(master, "given")) == (4, 11)
     });
     [one, three, heard, kept].into_iter().for_each(|permit| permit.release().unwrap());
@@ -523,7 +526,8 @@ fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
     for way in ["taken", "released", "added"] {
         let (old, new) = (server(), server());
         let proxy = Proxy::before(&old);
-        let client = builder(&proxy.url()).response_timeout(LONG).connections(1).connect().unwrap();
+        let client =
+            builder(&proxy.url()).response_timeout(LONG_LEASE).connections(1).connect().unwrap();
         let [late, told] = ["late", "told"].map(|name| client.semaphore(name));
         // After this, the server knows the scripts.
         for semaphore in [&late, &told] {
@@ -539,7 +543,7 @@ fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
         let out = told.acquire().unwrap();
         // A waiting thread makes the client subscribe, over another connection.
         for server in [&old, &new] {
-            hold_as_redisson(&mut server.connection(), "held", LONG);
+            hold_as_redisson(&mut server.connection(), "held", LONG_LEASE);
         }
         let (lock, token) = (client.reentrant_lock("held"), CancelToken::new());
         let cancelled = token.clone();
@@ -553,14 +557,14 @@ fn a_change_whose_answer_is_read_late_reaches_the_new_master() {
             "released" => (spawn(move || kept.release().map(|()| Vec::new()).unwrap()), 4),
             _ => (spawn(move || also.add_permits(3).map(|()| vec![kept]).unwrap()), 6),
         };
-        proxy.wait_fired(1, SOON);
+        proxy.wait_fired(1, TIMEOUT);
         assert_eq!((free(&old, "late"), free(&new, "late")), (after, 3), "{way}");
         proxy.lead_to(&new);
         assert!(proxy.cut_matching("SUBSCRIBE") > 0);
-        wait_until("the new one is told", SOON, || free(&new, "told") == 3);
+        wait_until("the new one is told", TIMEOUT, || free(&new, "told") == 3);
         proxy.release();
         let held = thread.join();
-        wait_until(&format!("it knows what was {way}"), SOON, || free(&new, "late") == after);
+        wait_until(&format!("it knows what was {way}"), TIMEOUT, || free(&new, "late") == after);
         token.cancel();
         assert_eq!(waiter.join().kind(), ErrorKind::Cancelled);
         drop((held, out));
@@ -588,14 +592,14 @@ fn a_semaphore_is_mended_once_a_master_that_refused_writes_takes_them_again() {
     old.kill();
     // The client only sends a query, by which it finds the new master.
     let another = client.semaphore("another");
-    wait_until("it is there", SOON, || another.available_permits().is_ok());
-    wait_until("it is refused", SOON, || {
+    wait_until("it is there", TIMEOUT, || another.available_permits().is_ok());
+    wait_until("it is refused", TIMEOUT, || {
         let said: String =
             redis::cmd("INFO").arg("errorstats").query(&mut new.connection()).unwrap();
         said.contains("errorstat_OOM")
     });
     set_most("0");
-    wait_until("it is put right", SOON, || new.connection().get::<_, i64>("full").unwrap() == 1);
+    wait_until("it is put right", TIMEOUT, || new.connection().get::<_, i64>("full").unwrap() == 1);
 }
 
 /// Threads take and give back permits all the time. The new master has an earlier state of the
@@ -623,7 +627,7 @@ fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
                         held.truncate(most.load(Ordering::SeqCst));
                         // A client remembers 10,000 changes, enough with this pause even on a busy
                         // machine.
-                        thread::sleep(UNIT / 10);
+                        thread::sleep(TIME_UNIT / 10);
                     }
                 })
             })
@@ -635,22 +639,22 @@ fn many_threads_semaphore_is_as_large_after_a_failover_as_before() {
             let out = |free| (8 * most as i64..=8 * (most as i64 + 1)).contains(&(40 - free));
             free(server).is_some_and(out)
         };
-        wait_until("all have some", SOON, || has(&new, then));
+        wait_until("all have some", TIMEOUT, || has(&new, then));
         network.freeze();
         most.store(later, Ordering::SeqCst);
-        wait_until("all have more or fewer", SOON, || has(&old, later));
+        wait_until("all have more or fewer", TIMEOUT, || has(&old, later));
         let () = redis::cmd("REPLICAOF").arg("NO").arg("ONE").query(&mut new.connection()).unwrap();
         println!("the old one says {:?}, the new one {:?}", free(&old), free(&new));
         proxy.lead_to(&new);
         old.kill();
-        thread::sleep(UNIT * 10);
+        thread::sleep(TIME_UNIT * 10);
         most.store(0, Ordering::SeqCst);
         threads.into_iter().for_each(Running::join);
-        wait_until(&format!("all are back, from {then} to {later}"), SOON / 2, || {
+        wait_until(&format!("all are back, from {then} to {later}"), TIMEOUT / 2, || {
             free(&new) == Some(40)
         });
         // Time must pass here, because a second release would come late.
-        thread::sleep(UNIT * 5);
+        thread::sleep(TIME_UNIT * 5);
         assert_eq!(free(&new), Some(40));
         drop(clients);
     }

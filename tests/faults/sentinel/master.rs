@@ -28,11 +28,11 @@ fn a_client_finds_the_master_and_names_the_servers_that_know_none() {
 
     let begun = Instant::now();
     let url = sentinels.url_of(&[1, 2]);
-    let error = builder(&url).connect_timeout(LONG).connect().map(drop).unwrap_err();
+    let error = builder(&url).connect_timeout(LONG_LEASE).connect().map(drop).unwrap_err();
     assert!(error.to_string().contains("127.0.0.1:1 cannot be reached"), "{error}");
     assert!(error.to_string().contains("127.0.0.1:2 cannot be reached"), "{error}");
     assert!(error.is_transient() && error.kind() == ErrorKind::Unavailable, "{error}");
-    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < TIMEOUT, "{:?}", begun.elapsed());
 
     for url in ["redis-sentinel://:secret@127.0.0.1:1", "redis-sentinel://:secret@127.0.0.1/0"] {
         let error = refused(url);
@@ -50,7 +50,7 @@ fn a_client_may_start_before_the_sentinels_answer() {
         sentinels.sentinels().iter().for_each(change);
     };
     pause(true);
-    let client = builder(&sentinels.url()).connect_timeout(UNIT * 5).connect_lazy().unwrap();
+    let client = builder(&sentinels.url()).connect_timeout(TIME_UNIT * 5).connect_lazy().unwrap();
     let lock = client.reentrant_lock("early");
     let error = lock.try_lock().map(drop).unwrap_err();
     assert!(error.is_transient() && !error.outcome_unknown(), "{error}");
@@ -108,7 +108,7 @@ fn sentinels_and_servers_have_a_password_of_their_own() {
     let held = client.reentrant_lock("held").lock().unwrap();
     wait_replicated(&sentinels, "held");
     sentinels.fail_over();
-    wait_until("it works on the new one", SOON, || {
+    wait_until("it works on the new one", TIMEOUT, || {
         client.reentrant_lock("more").try_lock().is_ok_and(|guard| guard.into_option().is_some())
             && Commands::so_far(sentinels.master()).scripts() > 0
     });
@@ -125,7 +125,7 @@ fn sentinels_that_are_gone_or_stand_still_are_passed() {
     let begun = Instant::now();
     let client = client_of(&sentinels);
     client.reentrant_lock("found").lock().unwrap().unlock().unwrap();
-    assert!(begun.elapsed() < SOON / 2, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < TIMEOUT / 2, "{:?}", begun.elapsed());
     second.resume();
     drop(client);
     // The first client's URL names only a Sentinel that is gone, so that client must have learned
@@ -203,7 +203,7 @@ fn locks_of_one_name_are_ordered_by_the_service_name_of_their_sentinels() {
     let _taken = client(&other).reentrant_lock("same").lock().unwrap();
     let lock = client_of(&sentinels).reentrant_lock("same");
     let both = MultiLock::new(&[&lock, &by_name.reentrant_lock("same")]).unwrap();
-    let waiter = spawn(move || drop(answered(|| both.try_lock_for(UNIT * 5))));
+    let waiter = spawn(move || drop(answered(|| both.try_lock_for(TIME_UNIT * 5))));
     wait_in_line(&other, "same", 1);
     // "localhost" comes before "redlatch".
     assert!(!lock.is_locked().unwrap());
@@ -217,7 +217,7 @@ fn holds_outlast_new_passwords_and_a_failover() {
     let servers = sentinels.servers();
     let vault = Vault::new(None);
     vault.add(servers, "first");
-    let client = vault.asked_by(builder(&sentinels.url())).watchdog_timeout(RENEWED * 3);
+    let client = vault.asked_by(builder(&sentinels.url())).watchdog_timeout(SHORT_LEASE * 3);
     let client = client.connect().unwrap();
     let names = || (0..10).map(|at| format!("hold {at}"));
     let guards: Vec<_> = names().map(|name| client.reentrant_lock(&name).lock().unwrap()).collect();

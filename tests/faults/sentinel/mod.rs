@@ -20,7 +20,7 @@ use redlatch::{
 use redlatch_testkit::{Action, Job, Proxy, Sentinels, SentinelsBuilder, Server, Worker};
 
 /// A lease whose first renewal, after a third of the lease, comes later than the end of any test.
-const LONGER: Duration = Duration::from_secs(4 * LONG.as_secs());
+const LONGER: Duration = Duration::from_secs(4 * LONG_LEASE.as_secs());
 
 fn sentinels() -> Sentinels {
     bound();
@@ -36,11 +36,11 @@ fn client_of(sentinels: &Sentinels) -> Client {
 }
 
 fn builder(url: &str) -> ClientBuilder {
-    Client::builder(url).watchdog_timeout(LONG)
+    Client::builder(url).watchdog_timeout(LONG_LEASE)
 }
 
 fn refused(url: &str) -> Error {
-    builder(url).connect_timeout(UNIT * 20).connect().map(drop).unwrap_err()
+    builder(url).connect_timeout(TIME_UNIT * 20).connect().map(drop).unwrap_err()
 }
 
 /// Returns a receiver that gets the reason of a guard's loss.
@@ -65,7 +65,7 @@ fn writing(replica: &mut redis::Connection, change: impl FnOnce(&mut redis::Conn
 fn keep_from_replicas(sentinels: &Sentinels, key: &str) {
     for replica in sentinels.replicas() {
         let mut redis = replica.connection();
-        wait_until("it is replicated", SOON, || redis.exists(key).unwrap());
+        wait_until("it is replicated", TIMEOUT, || redis.exists(key).unwrap());
         let set = |redis: &mut redis::Connection, value: &str| {
             let args = ["SET", "replica-read-only", value];
             redis::cmd("CONFIG").arg(&args).exec(redis).unwrap();
@@ -86,8 +86,10 @@ fn put_back_on_replicas(sentinels: &Sentinels, keys: &[(String, Vec<u8>)]) {
         };
         set(&mut redis, "no");
         for (key, then) in keys {
-            wait_until("it has heard of the end", SOON, || !redis.exists::<_, bool>(key).unwrap());
-            let ttl = LONG.as_millis() as u64;
+            wait_until("it has heard of the end", TIMEOUT, || {
+                !redis.exists::<_, bool>(key).unwrap()
+            });
+            let ttl = LONG_LEASE.as_millis() as u64;
             redis::cmd("RESTORE").arg(key).arg(ttl).arg(then).exec(&mut redis).unwrap();
         }
         set(&mut redis, "yes");
@@ -108,7 +110,7 @@ fn locks(client: &Client, name: &str) -> [Box<dyn Lock>; 5] {
 fn wait_replicated(sentinels: &Sentinels, key: &str) {
     for replica in sentinels.replicas() {
         let mut redis = replica.connection();
-        wait_until("it is replicated", SOON, || redis.exists(key).unwrap());
+        wait_until("it is replicated", TIMEOUT, || redis.exists(key).unwrap());
     }
 }
 

@@ -54,7 +54,7 @@ impl Processes {
         let spawn = |_| Worker::spawn_test("sentinel::processes::process", "process", &[&url]);
         let mut workers: Vec<_> = (0..Self::COUNT).map(spawn).collect();
         for worker in &mut workers {
-            worker.expect_line("ready", SOON);
+            worker.expect_line("ready", TIMEOUT);
         }
         workers.iter_mut().for_each(|worker| worker.send_line("go"));
         Self { workers, had: Vec::new(), failed: Vec::new() }
@@ -64,11 +64,11 @@ impl Processes {
     /// the last process got it.
     fn wait_all_since(&mut self, time: u128) -> u128 {
         let mut first = [None; Self::COUNT];
-        let until = Instant::now() + SOON * 2;
+        let until = Instant::now() + TIMEOUT * 2;
         while first.contains(&None) {
             assert!(Instant::now() < until, "{first:?} went on, and said {:?}", self.failed);
             for (worker, first) in self.workers.iter_mut().zip(&mut first) {
-                while let Some(line) = worker.try_line(UNIT / 100) {
+                while let Some(line) = worker.try_line(TIME_UNIT / 100) {
                     let words: Vec<_> = line.splitn(5, ' ').collect();
                     match words[..] {
                         ["had", since, till, how, ..] => {

@@ -8,7 +8,7 @@ use redlatch::status::StatusKind;
 use redlatch::{Client, ErrorKind, InMemoryServer, Lock, MultiLock, Script, Value, Waited};
 
 /// A time longer than any test takes. Wrong code would wait for this time.
-const LONG: Duration = Duration::from_secs(60);
+const LONG_LEASE: Duration = Duration::from_secs(60);
 
 /// Makes each of these functions a test with two clients of an in-memory server.
 macro_rules! scenarios {
@@ -55,8 +55,9 @@ fn hands_on(one: &dyn Lock, other: &dyn Lock, client: &Client) {
     let guard = one.lock().unwrap();
     assert!(other.try_lock().unwrap().into_option().is_none());
     thread::scope(|scope| {
-        let waiter = scope
-            .spawn(|| other.try_lock_for(LONG).unwrap().into_option().unwrap().unlock().unwrap());
+        let waiter = scope.spawn(|| {
+            other.try_lock_for(LONG_LEASE).unwrap().into_option().unwrap().unlock().unwrap()
+        });
         await_waiters(client, one.name(), 1);
         assert!(guard.is_held());
         guard.unlock().unwrap();
@@ -136,7 +137,7 @@ mod scenario {
     pub(super) fn a_ticket_takes_a_lock_to_the_other_client(one: &Client, other: &Client) {
         let guard = one.fenced_lock("ticket").lock_owned().unwrap();
         let token = guard.token();
-        let ticket = guard.into_ticket(LONG).unwrap();
+        let ticket = guard.into_ticket(LONG_LEASE).unwrap();
         assert!(other.fenced_lock("ticket").is_locked().unwrap());
         let guard = other.adopt_fenced(&ticket).unwrap();
         assert!(guard.token() > token);
@@ -191,7 +192,7 @@ mod scenario {
                 assert!(its.notify_one().unwrap());
                 guard.unlock().unwrap();
             });
-            assert!(!condition.wait_for(&guard, LONG).unwrap().timed_out());
+            assert!(!condition.wait_for(&guard, LONG_LEASE).unwrap().timed_out());
             guard.unlock().unwrap();
         });
     }
@@ -203,7 +204,7 @@ mod scenario {
         assert!(same.try_acquire().unwrap().into_option().is_none());
         thread::scope(|scope| {
             let waiter =
-                scope.spawn(|| same.try_acquire_for(LONG).unwrap().into_option().is_some());
+                scope.spawn(|| same.try_acquire_for(LONG_LEASE).unwrap().into_option().is_some());
             permit.release().unwrap();
             assert!(waiter.join().unwrap());
         });
@@ -214,7 +215,7 @@ mod scenario {
         assert!(same.try_acquire().unwrap().into_option().is_none());
         thread::scope(|scope| {
             let waiter =
-                scope.spawn(|| same.try_acquire_for(LONG).unwrap().into_option().is_some());
+                scope.spawn(|| same.try_acquire_for(LONG_LEASE).unwrap().into_option().is_some());
             permit.release().unwrap();
             assert!(waiter.join().unwrap());
         });
@@ -223,7 +224,8 @@ mod scenario {
     pub(super) fn a_latch_opens_for_a_waiting_client(one: &Client, other: &Client) {
         assert!(one.count_down_latch("start").try_set_count(2).unwrap());
         thread::scope(|scope| {
-            let waiter = scope.spawn(|| other.count_down_latch("start").wait_for(LONG).unwrap());
+            let waiter =
+                scope.spawn(|| other.count_down_latch("start").wait_for(LONG_LEASE).unwrap());
             one.count_down_latch("start").count_down().unwrap();
             one.count_down_latch("start").count_down().unwrap();
             assert!(!waiter.join().unwrap().timed_out());
@@ -234,9 +236,12 @@ mod scenario {
         assert!(one.cyclic_barrier("step").try_set_parties(2).unwrap());
         for _ in 0..3 {
             thread::scope(|scope| {
-                let party = scope.spawn(|| other.cyclic_barrier("step").wait_for(LONG).unwrap());
-                let arrivals =
-                    [one.cyclic_barrier("step").wait_for(LONG).unwrap(), party.join().unwrap()];
+                let party =
+                    scope.spawn(|| other.cyclic_barrier("step").wait_for(LONG_LEASE).unwrap());
+                let arrivals = [
+                    one.cyclic_barrier("step").wait_for(LONG_LEASE).unwrap(),
+                    party.join().unwrap(),
+                ];
                 assert!(
                     arrivals == [Waited::InTime(0), Waited::InTime(1)]
                         || arrivals == [Waited::InTime(1), Waited::InTime(0)],
@@ -252,8 +257,12 @@ mod scenario {
         assert_eq!(other.leader_election("jobs").leader().unwrap().unwrap().token, token);
         assert!(other.leader_election("jobs").try_campaign().unwrap().into_option().is_none());
         leadership.resign().unwrap();
-        let next =
-            other.leader_election("jobs").try_campaign_for(LONG).unwrap().into_option().unwrap();
+        let next = other
+            .leader_election("jobs")
+            .try_campaign_for(LONG_LEASE)
+            .unwrap()
+            .into_option()
+            .unwrap();
         assert!(next.token() > token && next.is_leader());
     }
 

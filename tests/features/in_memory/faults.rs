@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::{ErrorKind, HoldState, InMemoryServer, LostReason};
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG_LEASE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 #[test]
@@ -18,7 +18,7 @@ fn exactly_as_many_requests_fail_as_asked() {
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(!error.is_transient(), "{error}");
     // A call that waits also fails in the outage.
-    lock.try_lock_for(LONG).unwrap_err();
+    lock.try_lock_for(LONG_LEASE).unwrap_err();
     lock.lock().unwrap().unlock().unwrap();
 }
 
@@ -39,7 +39,7 @@ fn what_is_taken_by_a_request_whose_reply_is_lost_is_taken_once_or_given_back() 
     assert!(error.outcome_unknown(), "{error}");
     let began = Instant::now();
     while free() != 2 {
-        assert!(began.elapsed() < LONG);
+        assert!(began.elapsed() < LONG_LEASE);
         thread::sleep(Duration::from_millis(1));
     }
     drop(permit);
@@ -66,8 +66,12 @@ fn a_waiter_whose_message_is_lost_asks_again() {
     let guard = one.reentrant_lock("orders").lock().unwrap();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            let got =
-                other.reentrant_lock("orders").try_lock_for(LONG).unwrap().into_option().is_some();
+            let got = other
+                .reentrant_lock("orders")
+                .try_lock_for(LONG_LEASE)
+                .unwrap()
+                .into_option()
+                .is_some();
             (got, Instant::now())
         });
         while one.status("orders").unwrap().queue.is_empty() {
@@ -77,7 +81,7 @@ fn a_waiter_whose_message_is_lost_asks_again() {
         let released = Instant::now();
         guard.unlock().unwrap();
         let (got, at) = waiter.join().unwrap();
-        assert!(got && at.duration_since(released) < LONG / 2);
+        assert!(got && at.duration_since(released) < LONG_LEASE / 2);
     });
 }
 
@@ -92,7 +96,7 @@ fn without_renewals_a_lock_is_lost_and_others_get_it() {
     server.advance(HOUR * 3 / 4);
     let began = Instant::now();
     while guard.state() == HoldState::Held {
-        assert!(began.elapsed() < LONG);
+        assert!(began.elapsed() < LONG_LEASE);
         thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(guard.state(), HoldState::Unconfirmed);
@@ -111,7 +115,12 @@ fn a_wait_outlasts_an_outage() {
     assert!(unopened > 0);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            client.reentrant_lock("orders").try_lock_for(LONG).unwrap().into_option().is_some()
+            client
+                .reentrant_lock("orders")
+                .try_lock_for(LONG_LEASE)
+                .unwrap()
+                .into_option()
+                .is_some()
         });
         // Wait until the waiter notices the outage, too.
         while server.unopened_connections() == unopened && !waiter.is_finished() {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use redlatch::{HoldState, InMemoryServer, LostReason};
 
 const HOUR: Duration = Duration::from_secs(3_600);
-const LONG: Duration = Duration::from_secs(60);
+const LONG_LEASE: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_lease_ends_when_the_test_says_so_and_not_before() {
@@ -15,7 +15,7 @@ fn a_lease_ends_when_the_test_says_so_and_not_before() {
     let guard = one.reentrant_lock("orders").with_lease(HOUR).lock().unwrap();
     server.advance(HOUR / 2);
     assert!(guard.is_held());
-    assert!(guard.remaining() < HOUR / 2 + LONG, "{:?}", guard.remaining());
+    assert!(guard.remaining() < HOUR / 2 + LONG_LEASE, "{:?}", guard.remaining());
     assert!(other.reentrant_lock("orders").try_lock().unwrap().into_option().is_none());
     server.advance(HOUR / 2);
     assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
@@ -44,7 +44,7 @@ fn a_watched_lease_is_renewed_while_time_passes_in_steps() {
         server.advance(HOUR * 3 / 4);
         let began = Instant::now();
         while guard.remaining() < HOUR * 9 / 10 {
-            assert!(guard.is_held() && began.elapsed() < LONG);
+            assert!(guard.is_held() && began.elapsed() < LONG_LEASE);
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -59,7 +59,7 @@ fn a_waiting_client_gets_a_lock_whose_lease_has_ended() {
     let _guard = one.reentrant_lock("orders").with_lease(HOUR).lock().unwrap();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            other.reentrant_lock("orders").try_lock_for(LONG).unwrap().into_option().is_some()
+            other.reentrant_lock("orders").try_lock_for(LONG_LEASE).unwrap().into_option().is_some()
         });
         while one.status("orders").unwrap().queue.is_empty() {
             thread::yield_now();
@@ -78,10 +78,10 @@ fn permits_and_times_to_live_end_with_the_servers_clock() {
     let permit = semaphore.acquire().unwrap();
     let latch = one.count_down_latch("latch");
     assert!(latch.try_set_count_for(1, HOUR).unwrap());
-    server.advance(HOUR - LONG);
+    server.advance(HOUR - LONG_LEASE);
     assert!(permit.is_held());
     assert_eq!((semaphore.available_permits().unwrap(), latch.count().unwrap()), (0, 1));
-    server.advance(2 * LONG);
+    server.advance(2 * LONG_LEASE);
     assert_eq!(permit.state(), HoldState::Lost(LostReason::LeaseExpired));
     assert_eq!((semaphore.available_permits().unwrap(), latch.count().unwrap()), (1, 0));
 }

@@ -318,7 +318,7 @@ fn take_turns(
         let name = &named(kind, *fresh, prefix);
         prepare(client, kind, name);
         let turns =
-            Turns { kind, name, time, hold, wait: ENOUGH, lease: LONG, fresh: *fresh, limit };
+            Turns { kind, name, time, hold, wait: ENOUGH, lease: LONG_LEASE, fresh: *fresh, limit };
         // Each library has the same number of threads.
         let mut count = 0;
         for theirs in theirs.iter_mut().filter(|it| it.has(kind)) {
@@ -333,12 +333,12 @@ fn take_turns(
     for ((kind, _), fresh) in kinds {
         let mut count = 0;
         for theirs in theirs.iter_mut().filter(|it| it.has(kind)) {
-            let said = theirs.locks.reply_within(&named(kind, *fresh, prefix), time + SOON);
+            let said = theirs.locks.reply_within(&named(kind, *fresh, prefix), time + TIMEOUT);
             failed[0] += said.expect("its threads end").parse::<u64>().unwrap();
             count += 1;
         }
         for ours in ours.iter_mut().take(count) {
-            failed[1] += ours.expect_line("failed ", time + SOON).parse::<u64>().unwrap();
+            failed[1] += ours.expect_line("failed ", time + TIMEOUT).parse::<u64>().unwrap();
         }
     }
     checks.no_overlap();
@@ -410,7 +410,7 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
     let pause = Duration::from_secs(2).min(length / 4);
     let mut next_kill = Instant::now() + pause;
     while Instant::now() < end || killed[1] == 0 {
-        thread::sleep(UNIT + Duration::from_millis(random.below(300)));
+        thread::sleep(TIME_UNIT + Duration::from_millis(random.below(300)));
         if random.below(2) == 0 {
             cut += proxies[usize::from(random.below(2) == 0)].cut_all();
         }
@@ -438,7 +438,7 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
             failed[0] += theirs.end(name);
         }
         for ours in &mut ours {
-            failed[1] += ours.expect_line("failed ", SOON).parse::<u64>().unwrap();
+            failed[1] += ours.expect_line("failed ", TIMEOUT).parse::<u64>().unwrap();
         }
     }
     let mut redissons = 0;
@@ -459,14 +459,15 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
         let lock = match *kind {
             "permitExpirableSemaphore" => {
                 let semaphore = client.expirable_semaphore(kind);
-                let all = semaphore.try_acquire_many_for(PERMITS.parse().unwrap(), SOON).unwrap();
+                let all =
+                    semaphore.try_acquire_many_for(PERMITS.parse().unwrap(), TIMEOUT).unwrap();
                 let left = || panic!("not all permits come back: {}", checks.permits(kind));
                 drop(all.into_option().unwrap_or_else(left));
                 continue;
             }
             "readWriteLock" => Kind::Write.ours(&client, kind),
             SEVERAL => {
-                let all = several(&client, &name_of(kind, kind)).try_lock_for(SOON).unwrap();
+                let all = several(&client, &name_of(kind, kind)).try_lock_for(TIMEOUT).unwrap();
                 drop(all.into_option().unwrap_or_else(|| panic!("{kind} is not free")));
                 continue;
             }
@@ -474,7 +475,7 @@ fn no_two_hold_what_one_may_hold_while_processes_die_and_connections_break() {
             kind => Kind::of_java(kind).ours(&client, kind),
         };
         drop(
-            lock.try_lock_for(SOON)
+            lock.try_lock_for(TIMEOUT)
                 .unwrap()
                 .into_option()
                 .unwrap_or_else(|| panic!("{kind} is not free")),
@@ -567,9 +568,9 @@ pub(crate) fn turns_process(job: &Job) {
         .watchdog_timeout(LEASE)
         // If a dead Redisson waiter for a fair lock came behind a redlatch waiter, it blocks the
         // queue for this time.
-        .fair_wait_timeout(UNIT * 10);
+        .fair_wait_timeout(TIME_UNIT * 10);
     // The connection may be cut while the client opens it.
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + TIMEOUT;
     let client = loop {
         match builder.clone().connect() {
             Err(_) if Instant::now() < until => {}

@@ -16,7 +16,7 @@ over_all_kinds! {
 }
 
 /// The minimum time in these tests.
-const LEAST: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
+const LEAST: Duration = Duration::from_millis(6 * TIME_UNIT.as_millis() as u64);
 
 fn a_release_before_the_least_time_leaves_it_taken_until_then(kind: Kind) {
     let server = server();
@@ -50,14 +50,14 @@ fn a_release_before_the_least_time_leaves_it_taken_until_then(kind: Kind) {
 fn work_that_takes_longer_keeps_it_and_its_end_releases_it(kind: Kind) {
     let server = server();
     let (client, other) = (client(&server), another(&server));
-    let (lock, theirs) = ((kind.least)(&client, "work", UNIT), kind.make(&other, "work"));
+    let (lock, theirs) = ((kind.least)(&client, "work", TIME_UNIT), kind.make(&other, "work"));
     let guard = lock.lock().unwrap();
     let again = lock.lock().unwrap();
-    std::thread::sleep(UNIT * 3);
+    std::thread::sleep(TIME_UNIT * 3);
     assert!(guard.is_held() && theirs.try_lock().unwrap().into_option().is_none());
     again.unlock().unwrap();
     // The re-entry has a minimum time as well.
-    std::thread::sleep(UNIT * 2);
+    std::thread::sleep(TIME_UNIT * 2);
     guard.unlock().unwrap();
     theirs.try_lock().unwrap().into_option().expect("it was released").unlock().unwrap();
     leaves_nothing(&server);
@@ -69,7 +69,7 @@ fn no_least_time_is_an_ordinary_lock(kind: Kind) {
     let (lock, theirs) = ((kind.least)(&client, "none", Duration::ZERO), kind.make(&other, "none"));
     let guard = lock.lock().unwrap();
     guard.on_lost(|why| panic!("nothing is lost: {why}"));
-    std::thread::sleep(UNIT);
+    std::thread::sleep(TIME_UNIT);
     assert!(guard.is_held() && theirs.try_lock().unwrap().into_option().is_none());
     guard.unlock().unwrap();
     theirs.lock().unwrap().unlock().unwrap();
@@ -86,17 +86,17 @@ fn an_error_leaves_it_free_though_the_server_has_it_for_the_least_time(kind: Kin
     let lock = (kind.least)(&client, "error", HOUR);
     let error = error_after_a_grant(&theirs, &proxy, move || lock.lock().map(drop));
     assert!(error.kind().is_server_trouble() && error.outcome_unknown(), "{error}");
-    theirs.try_lock_for(SOON).unwrap().into_option().expect("nobody has it").unlock().unwrap();
+    theirs.try_lock_for(TIMEOUT).unwrap().into_option().expect("nobody has it").unlock().unwrap();
     leaves_nothing(&server);
 }
 
 fn an_outage_right_after_a_hand_over_does_not_end_the_wait(kind: Kind) {
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let theirs = kind.make(&another(&server), "outage");
     // The test repeats this step, because the reply may arrive just when the request fails.
-    wait_until("a request fails after a grant", SOON, || {
+    wait_until("a request fails after a grant", TIMEOUT, || {
         let held = theirs.lock().unwrap();
         let lock = (kind.least)(&client, "outage", HOUR);
         let waiter = spawn(move || lock.lock().map(drop));
@@ -107,7 +107,7 @@ fn an_outage_right_after_a_hand_over_does_not_end_the_wait(kind: Kind) {
         waiter.join().unwrap();
         proxy.clear_rules();
         let left = theirs.remaining_lease().unwrap().unwrap();
-        assert!(left > HOUR - LONG, "{left:?}");
+        assert!(left > HOUR - LONG_LEASE, "{left:?}");
         assert!(theirs.force_unlock().unwrap());
         proxy.fired() > 0
     });
@@ -116,15 +116,19 @@ fn an_outage_right_after_a_hand_over_does_not_end_the_wait(kind: Kind) {
 fn the_limit_of_a_wait_counts_after_a_hand_over_too(kind: Kind) {
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).response_timeout(LONG);
+    let client =
+        Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE).response_timeout(LONG_LEASE);
     let client = client.connect().unwrap();
     let theirs = kind.make(&another(&server), "limit");
-    wait_until("a request has no reply after a grant", SOON, || {
+    wait_until("a request has no reply after a grant", TIMEOUT, || {
         let held = theirs.lock().unwrap();
         let lock = (kind.least)(&client, "limit", HOUR);
         let waiter = spawn(move || {
             let begun = Instant::now();
-            (lock.try_lock_for(UNIT * 15).map(|got| got.into_option().is_some()), begun.elapsed())
+            (
+                lock.try_lock_for(TIME_UNIT * 15).map(|got| got.into_option().is_some()),
+                begun.elapsed(),
+            )
         });
         waiter.wait_queued();
         after_a_grant(&proxy, 1, Action::HoldReply);
@@ -136,8 +140,14 @@ fn the_limit_of_a_wait_counts_after_a_hand_over_too(kind: Kind) {
             assert!(theirs.force_unlock().unwrap());
             return false;
         }
-        assert!(took < SOON, "{got:?} after {took:?}");
-        theirs.try_lock_for(SOON).unwrap().into_option().expect("nobody has it").unlock().unwrap();
+        assert!(took < TIMEOUT, "{got:?} after {took:?}");
+        theirs
+            .try_lock_for(TIMEOUT)
+            .unwrap()
+            .into_option()
+            .expect("nobody has it")
+            .unlock()
+            .unwrap();
         true
     });
 }
@@ -145,9 +155,9 @@ fn the_limit_of_a_wait_counts_after_a_hand_over_too(kind: Kind) {
 /// A grant by message lasts for 2 s at first, which is longer than the lease.
 fn a_short_lease_that_was_handed_on_is_kept_for_the_least_time(kind: Kind) {
     let server = server();
-    let (client, other) = (watched(&server, UNIT * 15), another(&server));
+    let (client, other) = (watched(&server, TIME_UNIT * 15), another(&server));
     let theirs = kind.make(&other, "short");
-    once_within(UNIT * 14, || {
+    once_within(TIME_UNIT * 14, || {
         let held = theirs.lock().unwrap();
         let lock = (kind.least)(&client, "short", LEAST);
         let waiter = spawn(move || lock.lock().map(drop));
@@ -168,9 +178,9 @@ fn a_short_lease_that_was_handed_on_is_kept_for_the_least_time(kind: Kind) {
 fn its_end_shortens_a_longer_lease_and_the_first_in_line_hears_of_that(kind: Kind) {
     let server = server();
     let other = another(&server);
-    let (least, theirs) = (UNIT * 3, kind.make(&other, "shortened"));
-    at_once(|| {
-        let client = watched(&server, LONG);
+    let (least, theirs) = (TIME_UNIT * 3, kind.make(&other, "shortened"));
+    woken_by_message(|| {
+        let client = watched(&server, LONG_LEASE);
         let begun = Instant::now();
         let guard = (kind.least)(&client, "shortened", least).lock().unwrap();
         let waiter = {
@@ -211,7 +221,7 @@ fn an_owned_reader_beside_others_reads_for_its_least_time() {
 fn worker() {
     let Some(job) = Job::from_env() else { return };
     let client = Client::connect(job.arg(0)).unwrap();
-    let lock = client.reentrant_lock("hourly").with_watchdog(RENEWED);
+    let lock = client.reentrant_lock("hourly").with_watchdog(SHORT_LEASE);
     let run = lock.try_once_per(Duration::from_millis(job.arg(1).parse().unwrap())).unwrap();
     job.say(if matches!(run, Taken(_)) { "runs" } else { "does not run" });
     let _ = job.wait_line();
@@ -236,18 +246,18 @@ fn with_a_least_time_one_process_runs_in_each_interval_wherever_it_is_killed() {
         lock.lock().unwrap().unlock().unwrap();
         let begun = Instant::now();
         let mut runs = start();
-        runs.expect_line("runs", SOON);
+        runs.expect_line("runs", TIMEOUT);
         let mut others = [start(), start()];
         for other in &mut others {
-            other.expect_line("does not run", SOON);
+            other.expect_line("does not run", TIMEOUT);
         }
         for line in ["is done", "has ended"].into_iter().take(killed_after) {
             runs.send_line("go on");
-            runs.expect_line(line, SOON);
+            runs.expect_line(line, TIMEOUT);
         }
         runs.sigkill();
         let mut next = None;
-        wait_until("the next one runs", SOON, || {
+        wait_until("the next one runs", TIMEOUT, || {
             next = lock.try_once_per(interval).unwrap().into_option();
             next.is_some()
         });
@@ -267,13 +277,13 @@ fn a_write_lock_ends_at_its_least_time_though_the_server_was_slow() {
     let (ours, theirs) = (client.read_write_lock("slow"), other.read_write_lock("slow"));
     let writing = ours.writer().with_hold_at_least(LEAST).lock().unwrap();
     let reading = ours.reader().lock().unwrap();
-    let pause = (LEAST + UNIT).as_millis().to_string();
+    let pause = (LEAST + TIME_UNIT).as_millis().to_string();
     let () = redis::cmd("CLIENT")
         .arg(&["PAUSE", &pause, "ALL"])
         .query(&mut server.connection())
         .unwrap();
     drop(writing);
-    let beside = theirs.reader().try_lock_for(SOON).unwrap();
+    let beside = theirs.reader().try_lock_for(TIMEOUT).unwrap();
     assert!(matches!(beside, Taken(_)), "its field is there as long as the writer reads");
     drop((beside, reading));
 }

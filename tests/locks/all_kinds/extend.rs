@@ -17,7 +17,7 @@ over_all_kinds! {
 
 /// A lease whose end a test waits for. The lease is long enough that it does not end too early on a
 /// busy machine.
-const FIRST: Duration = RENEWED;
+const FIRST: Duration = SHORT_LEASE;
 
 fn an_extended_lease_outlives_the_first_one_and_costs_one_command(kind: Kind) {
     let server = server();
@@ -31,14 +31,14 @@ fn an_extended_lease_outlives_the_first_one_and_costs_one_command(kind: Kind) {
         [("extended", &owned.extend(HOUR) as &Result<_, _>), ("plain", &plain.extend(HOUR))]
     {
         extended.as_ref().unwrap();
-        assert!(pttl(&mut server.connection(), name) > LONG.as_millis() as i64);
+        assert!(pttl(&mut server.connection(), name) > LONG_LEASE.as_millis() as i64);
     }
     let before = Commands::so_far(&server).scripts();
     owned.extend(HOUR * 2).unwrap();
     assert_eq!(Commands::so_far(&server).scripts(), before + 1);
     assert!(owned.remaining() > HOUR && plain.remaining() > HOUR / 2);
     // Time must pass here, because the test measures leases.
-    std::thread::sleep(FIRST + UNIT);
+    std::thread::sleep(FIRST + TIME_UNIT);
     assert_eq!((owned.state(), plain.state()), (HoldState::Held, HoldState::Held));
     plain.unlock().unwrap();
     owned.unlock().unwrap();
@@ -53,11 +53,11 @@ fn an_extended_lease_outlives_the_first_one_and_costs_one_command(kind: Kind) {
 fn a_shorter_lease_changes_nothing_and_asks_nothing(kind: Kind) {
     let server = server();
     let client = client(&server);
-    let guard = kind.leased(&client, "shorter", LONG).lock_owned().unwrap();
+    let guard = kind.leased(&client, "shorter", LONG_LEASE).lock_owned().unwrap();
     let before = Commands::so_far(&server).of_locks();
-    guard.extend(LONG / 2).unwrap();
+    guard.extend(LONG_LEASE / 2).unwrap();
     assert_eq!(Commands::so_far(&server).of_locks(), before);
-    assert!(guard.remaining() > LONG / 2);
+    assert!(guard.remaining() > LONG_LEASE / 2);
     guard.unlock().unwrap();
     leaves_nothing(&server);
 }
@@ -66,7 +66,7 @@ fn a_lease_that_cannot_be_extended_is_refused_before_a_request(kind: Kind) {
     let server = server();
     let client = client(&server);
     let watched = kind.make(&client, "watched").lock_owned().unwrap();
-    let fixed = kind.leased(&client, "fixed", LONG).lock_owned().unwrap();
+    let fixed = kind.leased(&client, "fixed", LONG_LEASE).lock_owned().unwrap();
     let before = Commands::so_far(&server).of_locks();
     let error = watched.extend(HOUR).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
@@ -91,20 +91,20 @@ fn a_lost_lock_is_not_extended_and_not_taken_again(kind: Kind) {
     let held = holder(&mut server.connection(), "lost");
     assert_eq!(late.extend(HOUR).unwrap_err().kind(), ErrorKind::LeaseLost);
     assert_eq!(holder(&mut server.connection(), "lost"), held);
-    assert!(pttl(&mut server.connection(), "lost") <= LONG.as_millis() as i64);
+    assert!(pttl(&mut server.connection(), "lost") <= LONG_LEASE.as_millis() as i64);
     theirs.unlock().unwrap();
     // The key is deleted, so only the server knows that the hold is lost.
-    let deleted = kind.leased(&client, "lost", LONG).lock_owned().unwrap();
+    let deleted = kind.leased(&client, "lost", LONG_LEASE).lock_owned().unwrap();
     let () = server.connection().del("lost").unwrap();
     assert_eq!(deleted.extend(HOUR).unwrap_err().kind(), ErrorKind::LeaseLost);
     assert_eq!(deleted.state(), HoldState::Lost(LostReason::Revoked));
     leaves_nothing(&server);
     // The thread releases the lock without the guard.
-    let released = kind.leased(&client, "lost", LONG).lock().unwrap();
+    let released = kind.leased(&client, "lost", LONG_LEASE).lock().unwrap();
     lock.unlock().unwrap();
     assert_eq!(released.extend(HOUR).unwrap_err().kind(), ErrorKind::NotHeld);
     // The client is gone.
-    let ended = kind.leased(&client, "lost", LONG).lock_owned().unwrap();
+    let ended = kind.leased(&client, "lost", LONG_LEASE).lock_owned().unwrap();
     client.shutdown();
     assert_eq!(ended.extend(HOUR).unwrap_err().kind(), ErrorKind::LeaseLost);
     leaves_nothing(&server);
@@ -114,7 +114,7 @@ fn a_lost_lock_is_not_extended_and_not_taken_again(kind: Kind) {
 fn loses_replies(kind: Kind, client: &Client, proxy: &Proxy) {
     // After this, the server knows the script.
     let guard = kind.leased(client, "learns", LEASE).lock_owned().unwrap();
-    guard.extend(LONG).unwrap();
+    guard.extend(LONG_LEASE).unwrap();
     guard.unlock().unwrap();
     let is_long = |bytes: &[u8]| contains(bytes, "\r\n3600000\r\n");
     proxy.on(Direction::Request, usize::MAX, Action::LoseReply, is_long);
@@ -124,21 +124,21 @@ fn a_lost_reply_leaves_the_guard_its_earlier_lease_and_the_release_ends_the_long
     let server = server();
     let proxy = Proxy::before(&server);
     let client = impatient(&proxy.url()).connect().unwrap();
-    let guard = kind.leased(&client, "unknown", LONG).lock_owned().unwrap();
+    let guard = kind.leased(&client, "unknown", LONG_LEASE).lock_owned().unwrap();
     loses_replies(kind, &client, &proxy);
     let error = guard.extend(HOUR).unwrap_err();
     assert!(error.outcome_unknown() && error.kind().is_server_trouble(), "{error}");
     assert!(error.to_string().contains("until the end of its earlier lease"), "{error}");
     let mut redis = server.connection();
-    wait_until("the server runs it", SOON, || {
-        pttl(&mut redis, "unknown") > LONG.as_millis() as i64
+    wait_until("the server runs it", TIMEOUT, || {
+        pttl(&mut redis, "unknown") > LONG_LEASE.as_millis() as i64
     });
-    assert!(guard.is_held() && guard.remaining() <= LONG);
+    assert!(guard.is_held() && guard.remaining() <= LONG_LEASE);
     assert_eq!(guard.state(), HoldState::Unconfirmed);
     proxy.clear_rules();
     guard.extend(HOUR).unwrap();
     assert_eq!(guard.state(), HoldState::Held);
-    assert!(guard.remaining() > LONG);
+    assert!(guard.remaining() > LONG_LEASE);
     guard.unlock().unwrap();
     leaves_nothing(&server);
 }
@@ -152,9 +152,9 @@ fn a_lease_that_ends_after_a_lost_reply_leaves_no_longer_one(kind: Kind) {
     assert!(guard.extend(HOUR).unwrap_err().outcome_unknown());
     proxy.clear_rules();
     let mut redis = server.connection();
-    let is_run = || pttl(&mut redis, "unknown") > LONG.as_millis() as i64 || !guard.is_held();
-    wait_until("the server runs it", SOON, is_run);
-    wait_until("its earlier lease ends", SOON, || !guard.is_held());
+    let is_run = || pttl(&mut redis, "unknown") > LONG_LEASE.as_millis() as i64 || !guard.is_held();
+    wait_until("the server runs it", TIMEOUT, is_run);
+    wait_until("its earlier lease ends", TIMEOUT, || !guard.is_held());
     // Nobody has released the lock, and the server would keep it for an hour.
     leaves_nothing(&server);
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
@@ -164,13 +164,13 @@ fn a_server_that_is_away_extends_nothing(kind: Kind) {
     let server = server();
     let proxy = Proxy::before(&server);
     let client = impatient(&proxy.url()).connect().unwrap();
-    let guard = kind.leased(&client, "away", LONG).lock_owned().unwrap();
+    let guard = kind.leased(&client, "away", LONG_LEASE).lock_owned().unwrap();
     proxy.refuse();
     proxy.cut_all();
     let error = guard.extend(HOUR).unwrap_err();
     assert!(error.kind().is_server_trouble() && error.is_transient(), "{error}");
-    assert!(guard.is_held() && guard.remaining() <= LONG);
-    assert!(pttl(&mut server.connection(), "away") <= LONG.as_millis() as i64);
+    assert!(guard.is_held() && guard.remaining() <= LONG_LEASE);
+    assert!(pttl(&mut server.connection(), "away") <= LONG_LEASE.as_millis() as i64);
     proxy.accept();
     guard.unlock().unwrap();
     leaves_nothing(&server);
@@ -181,7 +181,7 @@ fn a_server_that_is_away_extends_nothing(kind: Kind) {
 fn a_lock_that_was_extended_is_not_passed_on_with_its_longer_lease(kind: Kind) {
     let server = server();
     let client = client(&server);
-    let lock = kind.leased(&client, "passed", LONG);
+    let lock = kind.leased(&client, "passed", LONG_LEASE);
     let guard = lock.lock_owned().unwrap();
     guard.extend(HOUR).unwrap();
     let waiter = spawn(move || {
@@ -192,7 +192,7 @@ fn a_lock_that_was_extended_is_not_passed_on_with_its_longer_lease(kind: Kind) {
     });
     waiter.wait_asleep();
     guard.unlock().unwrap();
-    assert!(waiter.join() <= LONG);
+    assert!(waiter.join() <= LONG_LEASE);
     leaves_nothing(&server);
 }
 
@@ -202,19 +202,19 @@ fn a_lock_handed_on_by_another_process_is_extended(kind: Kind) {
     let server = server();
     let (client, other) = (client(&server), another(&server));
     let held = kind.make(&other, "handed").lock().unwrap();
-    let lock = kind.leased(&client, "handed", LONG);
+    let lock = kind.leased(&client, "handed", LONG_LEASE);
     let waiter = spawn(move || {
         let guard = lock.lock_owned().unwrap();
         guard.extend(HOUR).unwrap();
         // During this sleep, the watchdog raises the lease.
-        std::thread::sleep(UNIT);
+        std::thread::sleep(TIME_UNIT);
         guard
     });
     waiter.wait_queued();
     held.unlock().unwrap();
     let guard = waiter.join();
-    assert!(guard.remaining() > LONG);
-    assert!(pttl(&mut server.connection(), "handed") > LONG.as_millis() as i64);
+    assert!(guard.remaining() > LONG_LEASE);
+    assert!(pttl(&mut server.connection(), "handed") > LONG_LEASE.as_millis() as i64);
     guard.unlock().unwrap();
     leaves_nothing(&server);
 }
@@ -222,12 +222,12 @@ fn a_lock_handed_on_by_another_process_is_extended(kind: Kind) {
 fn an_extended_lock_is_left_to_the_end_of_its_longer_lease(kind: Kind) {
     let server = server();
     let (client, other) = (client(&server), another(&server));
-    let guard = kind.leased(&client, "left", LONG).lock_owned().unwrap();
+    let guard = kind.leased(&client, "left", LONG_LEASE).lock_owned().unwrap();
     guard.extend(HOUR).unwrap();
     guard.leave_to_expire().unwrap();
     client.shutdown();
     let theirs = kind.make(&other, "left");
-    assert!(theirs.remaining_lease().unwrap().unwrap() > LONG);
+    assert!(theirs.remaining_lease().unwrap().unwrap() > LONG_LEASE);
     assert!(theirs.force_unlock().unwrap());
     leaves_nothing(&server);
 }
@@ -241,7 +241,7 @@ fn an_extended_lock_with_a_least_time_is_kept_for_that_time() {
     let lock = client.reentrant_lock("least").with_lease(LEASE).with_hold_at_least(FIRST);
     let guard = lock.lock_owned().unwrap();
     guard.extend(HOUR).unwrap();
-    assert!(guard.remaining() > LONG);
+    assert!(guard.remaining() > LONG_LEASE);
     guard.unlock().unwrap();
     assert!(lock.is_locked().unwrap());
     leaves_nothing(&server);
@@ -255,7 +255,7 @@ fn an_extended_fenced_lock_keeps_its_owner_and_token() {
     let guard = client.fenced_lock("fenced").with_lease(FIRST).lock_owned().unwrap();
     let before = (guard.owner(), guard.token());
     guard.extend(HOUR).unwrap();
-    assert!(guard.remaining() > LONG);
+    assert!(guard.remaining() > LONG_LEASE);
     assert_eq!((guard.owner(), guard.token()), before);
     guard.unlock().unwrap();
     assert!(!client.fenced_lock("fenced").is_locked().unwrap());
@@ -271,7 +271,7 @@ fn a_reader_extends_only_its_own_lease() {
     let extended = lock.reader().with_lease(FIRST).lock_owned().unwrap();
     let short = lock.reader().with_lease(FIRST).lock_owned().unwrap();
     extended.extend(HOUR).unwrap();
-    assert!(extended.remaining() > LONG && short.remaining() <= FIRST);
+    assert!(extended.remaining() > LONG_LEASE && short.remaining() <= FIRST);
     // The server's lease is already longer, because of the watched hold.
     short.extend(FIRST * 2).unwrap();
     assert!(short.remaining() > FIRST && short.remaining() <= FIRST * 2);
@@ -279,13 +279,14 @@ fn a_reader_extends_only_its_own_lease() {
     watched.unlock().unwrap();
     drop(short);
     // Time must pass here, because the test measures leases.
-    std::thread::sleep(FIRST + UNIT);
+    std::thread::sleep(FIRST + TIME_UNIT);
     assert_eq!(extended.state(), HoldState::Held);
     assert!(theirs.writer().try_lock().unwrap().into_option().is_none());
     // The reader with the longer lease has left, so this hold ends with this reader's own lease.
     let last = lock.reader().with_lease(LEASE).lock_owned().unwrap();
     extended.unlock().unwrap();
-    let writing = theirs.writer().try_lock_for(SOON).unwrap().into_option().expect("it has ended");
+    let writing =
+        theirs.writer().try_lock_for(TIMEOUT).unwrap().into_option().expect("it has ended");
     assert_eq!(last.state(), HoldState::Lost(LostReason::LeaseExpired));
     assert_eq!(last.extend(HOUR).unwrap_err().kind(), ErrorKind::LeaseLost);
     writing.unlock().unwrap();
@@ -297,8 +298,10 @@ fn threads_that_extend_one_guard_at_once_agree() {
     let server = server();
     let client = client(&server);
     let rw = client.read_write_lock("agree");
-    let locks: [&dyn Lock; 2] =
-        [&client.reentrant_lock("agree:too").with_lease(LONG), &rw.reader().with_lease(LONG)];
+    let locks: [&dyn Lock; 2] = [
+        &client.reentrant_lock("agree:too").with_lease(LONG_LEASE),
+        &rw.reader().with_lease(LONG_LEASE),
+    ];
     for lock in locks {
         let beside = lock.try_lock_owned().unwrap().into_option().unwrap();
         let guard = lock.try_lock_owned().unwrap().into_option();

@@ -16,7 +16,7 @@ fn names_and_leases_that_cannot_be_are_errors(kind: Kind) {
     let kinds = [
         nameless.lock().map(drop).unwrap_err().kind(),
         nameless.try_lock().map(drop).unwrap_err().kind(),
-        nameless.try_lock_for(SOON).map(drop).unwrap_err().kind(),
+        nameless.try_lock_for(TIMEOUT).map(drop).unwrap_err().kind(),
         nameless.is_locked().map(drop).unwrap_err().kind(),
         nameless.force_unlock().map(drop).unwrap_err().kind(),
         kind.leased(&client, "none", Duration::ZERO).lock().map(drop).unwrap_err().kind(),
@@ -35,7 +35,7 @@ fn every_other_name_works(kind: Kind) {
     for name in
         ["{", "}", "{}", "a{b}c", "a}b", " ", "a\0b", "\n\r", "*", "a?[x]^\\", "größe", &long]
     {
-        at_once(|| {
+        woken_by_message(|| {
             let guard = kind.make(&client, name).lock().unwrap();
             let waits = kind.make(&other, name);
             let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());
@@ -57,7 +57,7 @@ fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
         lock.lock().map(drop).unwrap_err(),
         lock.try_lock().map(drop).unwrap_err(),
         // The client also queries the type of the key.
-        lock.try_lock_for(SOON).map(drop).unwrap_err(),
+        lock.try_lock_for(TIMEOUT).map(drop).unwrap_err(),
         lock.is_locked().map(drop).unwrap_err(),
     ] {
         assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
@@ -65,7 +65,7 @@ fn a_key_that_is_no_lock_is_an_error_and_left_as_it_is(kind: Kind) {
         assert!(error.to_string().contains("holds a string: use another name"), "{error}");
     }
     assert_eq!(lock.remaining_lease().unwrap(), None);
-    let () = redis.pexpire("string", LONG.as_millis() as i64).unwrap();
+    let () = redis.pexpire("string", LONG_LEASE.as_millis() as i64).unwrap();
     assert_eq!(lock.remaining_lease().unwrap(), None);
     assert_eq!(redis.get::<_, String>("string").unwrap(), "precious");
     let guard = kind.make(&client, "over").lock().unwrap();
@@ -92,7 +92,7 @@ fn of_a_hash_that_is_no_lock_little_is_read_however_large_it_is(kind: Kind) {
         [
             lock.try_lock().map(drop),
             lock.lock().map(drop),
-            lock.try_lock_for(SOON).map(drop),
+            lock.try_lock_for(TIMEOUT).map(drop),
             lock.force_unlock().map(drop),
         ]
     };

@@ -32,7 +32,7 @@ fn a_lock_left_to_expire_outlives_its_client_and_ends_with_its_lease(kind: Kind)
             drop((lock, client));
             assert!(theirs.try_lock().unwrap().into_option().is_none(), "{shuts_down} {owned}");
             let left = theirs.remaining_lease().unwrap().unwrap();
-            assert!(left > HOUR - LONG, "{left:?}");
+            assert!(left > HOUR - LONG_LEASE, "{left:?}");
             assert!(theirs.force_unlock().unwrap());
         }
     }
@@ -54,7 +54,7 @@ fn a_thread_that_left_the_lock_to_expire_does_not_hold_it(kind: Kind) {
     assert_eq!((lock.hold_count(), lock.is_held_by_current_thread()), (0, false));
     assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
     assert!(lock.is_locked().unwrap() && lock.try_lock().unwrap().into_option().is_none());
-    assert!(answered(|| lock.try_lock_for(UNIT)).into_option().is_none());
+    assert!(answered(|| lock.try_lock_for(TIME_UNIT)).into_option().is_none());
     assert!(lock.force_unlock().unwrap());
     lock.lock().unwrap().unlock().unwrap();
     leaves_nothing(&server);
@@ -120,7 +120,7 @@ fn a_lock_handed_on_by_another_process_is_left_for_its_whole_lease(kind: Kind) {
     held.unlock().unwrap();
     waiter.join();
     let left = kind.make(&other, "handed").remaining_lease().unwrap().unwrap();
-    assert!(left > HOUR - LONG, "{left:?}");
+    assert!(left > HOUR - LONG_LEASE, "{left:?}");
 }
 
 fn a_lost_lock_is_not_left_to_expire(kind: Kind) {
@@ -148,16 +148,16 @@ fn an_error_leaves_it_free_though_the_server_has_made_its_lease_longer(kind: Kin
     let leave = move || lock.lock().map_or(Ok(()), |guard| guard.leave_to_expire());
     let error = error_after_a_grant(&theirs, &proxy, leave);
     assert!(error.outcome_unknown(), "{error}");
-    theirs.try_lock_for(SOON).unwrap().into_option().expect("nobody has it").unlock().unwrap();
+    theirs.try_lock_for(TIMEOUT).unwrap().into_option().expect("nobody has it").unlock().unwrap();
     leaves_nothing(&server);
 }
 
 /// At first the server keeps the lock for 2 s.
 fn a_short_lease_that_was_handed_on_is_left_for_no_longer(kind: Kind) {
     let server = server();
-    let (client, other) = (watched(&server, UNIT * 8), another(&server));
+    let (client, other) = (watched(&server, TIME_UNIT * 8), another(&server));
     let theirs = kind.make(&other, "short");
-    once_within(UNIT * 18, || {
+    once_within(TIME_UNIT * 18, || {
         let held = theirs.lock().unwrap();
         let lock = kind.make(&client, "short");
         let waiter = spawn(move || lock.lock().unwrap().leave_to_expire());
@@ -168,7 +168,7 @@ fn a_short_lease_that_was_handed_on_is_left_for_no_longer(kind: Kind) {
         let left = waiter.join().map_err(|error| error.kind());
         assert!(matches!(left, Ok(()) | Err(ErrorKind::LeaseLost)), "{left:?}");
         theirs.lock().unwrap().unlock().unwrap();
-        if left.is_ok() { begun.elapsed() } else { SOON }
+        if left.is_ok() { begun.elapsed() } else { TIMEOUT }
     });
     leaves_nothing(&server);
 }
@@ -184,7 +184,7 @@ fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
     let passed = AtomicBool::new(false);
     // Threads can pass a hold only within a few milliseconds. If the machine stands still for that
     // time, the test tries again.
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + TIMEOUT;
     while !passed.load(Ordering::SeqCst) && Instant::now() < until {
         let held = other.fair_lock("line").lock().unwrap();
         let owners = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -200,7 +200,7 @@ fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
             waiter
         });
         // The grant names only the waiters that are in the queue at that time.
-        wait_until("all stand in line", SOON, || redis.llen::<_, u64>(queue).unwrap() == 3);
+        wait_until("all stand in line", TIMEOUT, || redis.llen::<_, u64>(queue).unwrap() == 3);
         let before = Commands::so_far(&server).of("publish");
         held.unlock().unwrap();
         waiters.into_iter().for_each(Running::join);
@@ -208,7 +208,7 @@ fn a_fair_hold_that_was_passed_and_is_left_leaves_no_place_in_line() {
         // without a message.
         let published = Commands::so_far(&server).of("publish") - before;
         passed.store(published <= 1, Ordering::SeqCst);
-        wait_until("nobody stands in line", SOON, || !redis.exists::<_, bool>(queue).unwrap());
+        wait_until("nobody stands in line", TIMEOUT, || !redis.exists::<_, bool>(queue).unwrap());
         assert!(client.fair_lock("line").force_unlock().unwrap());
     }
     assert!(passed.into_inner(), "no hold was passed");
@@ -242,7 +242,7 @@ fn a_read_hold_left_to_expire_lasts_for_its_own_lease() {
     let begun = Instant::now();
     lock.reader().with_lease(LEASE).lock_owned().unwrap().leave_to_expire().unwrap();
     watched.unlock().unwrap();
-    let writing = other.read_write_lock("own").writer().try_lock_for(SOON).unwrap();
+    let writing = other.read_write_lock("own").writer().try_lock_for(TIMEOUT).unwrap();
     let took = begun.elapsed();
     writing.into_option().expect("it has ended").unlock().unwrap();
     assert!(took >= LEASE * 9 / 10, "{took:?}");
@@ -262,7 +262,7 @@ fn no_thread_reads_beside_a_writer_that_left_its_lock_and_reads_on() {
     let others = lock.clone();
     elsewhere(move || {
         assert!(others.reader().try_lock().unwrap().into_option().is_none());
-        assert!(answered(|| others.reader().try_lock_for(UNIT)).into_option().is_none());
+        assert!(answered(|| others.reader().try_lock_for(TIME_UNIT)).into_option().is_none());
         assert!(others.writer().try_lock().unwrap().into_option().is_none());
     });
     reads.unlock().unwrap();

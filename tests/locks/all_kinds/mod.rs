@@ -14,7 +14,7 @@ use redlatch::{
 use redlatch_testkit::{Action, Direction, Proxy, Server};
 
 /// A lease that is short enough for a test to wait for its end.
-const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
+const LEASE: Duration = Duration::from_millis(6 * TIME_UNIT.as_millis() as u64);
 
 /// A kind of lock, and how to make one.
 #[derive(Clone, Copy)]
@@ -122,7 +122,7 @@ fn error_after_a_grant(
     proxy: &Proxy,
     call: impl Fn() -> Result<(), Error> + Clone + Send + 'static,
 ) -> Error {
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + TIMEOUT;
     loop {
         let held = theirs.lock().unwrap();
         let waiter = spawn(call.clone());
@@ -147,7 +147,7 @@ fn error_after_a_grant(
 #[track_caller]
 fn leaves_nothing(server: &Server) {
     let mut redis = server.connection();
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + TIMEOUT;
     loop {
         let keys: Vec<String> = redis.keys("*").unwrap();
         if keys.is_empty() {
@@ -197,7 +197,7 @@ fn it_is_taken_again_by_its_thread_and_released_level_by_level(kind: Kind) {
     let first = lock.lock().unwrap();
     let before = Commands::so_far(&server).of_locks();
     let second = same.try_lock().unwrap().into_option().unwrap();
-    let third = lock.try_lock_for(SOON).unwrap().into_option().unwrap();
+    let third = lock.try_lock_for(TIMEOUT).unwrap().into_option().unwrap();
     assert_eq!((lock.hold_count(), same.hold_count()), (3, 3));
     first.unlock().unwrap();
     drop(third);
@@ -221,7 +221,7 @@ fn a_non_reentrant_handle_gives_no_second_level(kind: Kind) {
         let guard = first.lock().unwrap();
         let before = Commands::so_far(&server).of_locks();
         for refused in
-            [flat.lock().map(drop), flat.try_lock().map(drop), flat.try_lock_for(SOON).map(drop)]
+            [flat.lock().map(drop), flat.try_lock().map(drop), flat.try_lock_for(TIMEOUT).map(drop)]
         {
             assert_eq!(refused.unwrap_err().kind(), ErrorKind::WouldDeadlock);
         }
@@ -295,7 +295,9 @@ fn a_panic_releases_it(kind: Kind) {
         panic!("as the test wants it");
     }));
     assert!(panicked.is_err());
-    elsewhere(move || drop(waits.try_lock_for(SOON).unwrap().into_option().expect("it is free")));
+    elsewhere(move || {
+        drop(waits.try_lock_for(TIMEOUT).unwrap().into_option().expect("it is free"))
+    });
     leaves_nothing(&server);
 }
 
@@ -305,7 +307,7 @@ fn force_unlock_takes_it_from_anybody(kind: Kind) {
     for forces in [&client, &other] {
         let lock = kind.make(forces, "forced");
         assert!(!lock.force_unlock().unwrap());
-        at_once(|| {
+        woken_by_message(|| {
             let guard = kind.make(&client, "forced").lock().unwrap();
             let waits = kind.make(&other, "forced");
             let waiter = spawn(move || waits.lock().unwrap().unlock().unwrap());
@@ -329,7 +331,7 @@ fn a_java_services_hold_is_respected() {
         let begun = Instant::now();
         hold_as_redisson(&mut redis, "java", LEASE);
         assert!(lock.is_locked().unwrap() && lock.try_lock().unwrap().into_option().is_none());
-        let guard = lock.try_lock_for(SOON).unwrap().into_option().expect("the lease ends");
+        let guard = lock.try_lock_for(TIMEOUT).unwrap().into_option().expect("the lease ends");
         let took = begun.elapsed();
         assert!(took >= LEASE, "{took:?}");
         guard.unlock().unwrap();
@@ -343,7 +345,7 @@ fn a_frozen_server_is_an_error_in_time_and_leaves_nothing(kind: Kind) {
     let held = kind.make(&client, "held").lock().unwrap();
     server.pause();
     let begun = Instant::now();
-    let threads: Vec<_> = (0..CROWD)
+    let threads: Vec<_> = (0..MANY_THREADS)
         .map(|_| {
             let lock = kind.make(&client, "frozen");
             spawn(move || lock.lock().map(drop).unwrap_err().kind())
@@ -353,10 +355,10 @@ fn a_frozen_server_is_an_error_in_time_and_leaves_nothing(kind: Kind) {
         assert!(thread.join().is_server_trouble());
     }
     // All calls together took a few timeouts, and not one timeout for each call.
-    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < TIMEOUT, "{:?}", begun.elapsed());
     assert!(held.unlock().unwrap_err().kind().is_server_trouble());
     server.resume();
-    std::thread::sleep(UNIT * 2);
+    std::thread::sleep(TIME_UNIT * 2);
     let mut redis = server.connection();
-    wait_until("all is free", SOON, || redis.keys::<_, Vec<String>>("*").unwrap().is_empty());
+    wait_until("all is free", TIMEOUT, || redis.keys::<_, Vec<String>>("*").unwrap().is_empty());
 }

@@ -17,24 +17,28 @@ fn an_owned_guard_belongs_to_no_thread_and_excludes_every_thread(kind: Kind) {
     let owned = lock.lock_owned().unwrap();
     assert!(owned.is_held() && lock.is_locked().unwrap());
     assert_eq!((owned.name(), owned.state()), ("owned", HoldState::Held));
-    owned.check(UNIT).unwrap();
+    owned.check(TIME_UNIT).unwrap();
     // The thread with the owned guard does not hold the lock: it is like any other thread.
     assert!(!lock.is_held_by_current_thread() && lock.hold_count() == 0);
     assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
     assert!(lock.try_lock().unwrap().into_option().is_none());
     assert!(lock.try_lock_owned().unwrap().into_option().is_none());
-    assert!(answered(|| lock.try_lock_owned_for(UNIT / 2)).into_option().is_none());
-    assert!(answered(|| lock.try_lock_for(UNIT / 2)).into_option().is_none());
-    assert!(answered(|| lock.lock_owned_within(Wait::at_most(UNIT / 2))).into_option().is_none());
+    assert!(answered(|| lock.try_lock_owned_for(TIME_UNIT / 2)).into_option().is_none());
+    assert!(answered(|| lock.try_lock_for(TIME_UNIT / 2)).into_option().is_none());
+    assert!(
+        answered(|| lock.lock_owned_within(Wait::at_most(TIME_UNIT / 2))).into_option().is_none()
+    );
     assert!(owned.is_held());
     owned.unlock().unwrap();
     // The thread first takes a plain guard, and then calls for an owned guard.
     let guard = lock.lock().unwrap();
     assert!(lock.try_lock_owned().unwrap().into_option().is_none());
-    assert!(answered(|| lock.lock_owned_within(Wait::at_most(UNIT / 2))).into_option().is_none());
+    assert!(
+        answered(|| lock.lock_owned_within(Wait::at_most(TIME_UNIT / 2))).into_option().is_none()
+    );
     guard.unlock().unwrap();
     drop(lock.try_lock_owned().unwrap().into_option().expect("it is free"));
-    lock.try_lock_owned_for(SOON).unwrap().into_option().expect("it is free").unlock().unwrap();
+    lock.try_lock_owned_for(TIMEOUT).unwrap().into_option().expect("it is free").unlock().unwrap();
     lock.lock_owned_cancellable(&CancelToken::new()).unwrap().unlock().unwrap();
     leaves_nothing(&server);
 }
@@ -43,7 +47,7 @@ fn an_owned_guard_is_released_by_any_thread_that_drops_it(kind: Kind) {
     let server = server();
     let (client, other) = (client(&server), another(&server));
     for drops in [true, false] {
-        at_once(|| {
+        woken_by_message(|| {
             let lock = kind.make(&client, "sent");
             // One thread takes the lock. Another thread releases it after the first thread has
             // ended.
@@ -121,7 +125,7 @@ fn a_lost_owned_guard_is_told_where_it_is(kind: Kind) {
     });
     let theirs = kind.make(&other, "lost").lock().unwrap();
     assert_eq!(owned.state(), HoldState::Lost(LostReason::LeaseExpired));
-    wait_until("it is told", SOON, || calls.load(Ordering::SeqCst) == 1);
+    wait_until("it is told", TIMEOUT, || calls.load(Ordering::SeqCst) == 1);
     let error = elsewhere(move || owned.unlock().unwrap_err());
     assert_eq!(error.kind(), ErrorKind::LeaseLost);
     assert!(theirs.is_held());

@@ -19,13 +19,15 @@ fn a_bounded_wait_ends_at_its_deadline_and_leaves_nothing(kind: Kind) {
     let guard = kind.make(&client, "bounded").lock().unwrap();
     for lock in [kind.make(&client, "bounded"), kind.make(&other, "bounded")] {
         elsewhere(move || {
-            at_once(|| {
+            woken_by_message(|| {
                 let begun = Instant::now();
-                assert!(answered(|| lock.try_lock_for(UNIT)).into_option().is_none());
-                assert!(answered(|| lock.try_lock_until(begun + UNIT * 2)).into_option().is_none());
+                assert!(answered(|| lock.try_lock_for(TIME_UNIT)).into_option().is_none());
+                assert!(
+                    answered(|| lock.try_lock_until(begun + TIME_UNIT * 2)).into_option().is_none()
+                );
                 assert!(answered(|| lock.try_lock_for(Duration::ZERO)).into_option().is_none());
                 assert!(answered(|| lock.try_lock_until(begun)).into_option().is_none());
-                assert!(begun.elapsed() >= UNIT * 2);
+                assert!(begun.elapsed() >= TIME_UNIT * 2);
             });
         });
     }
@@ -40,7 +42,7 @@ fn a_cancel_ends_a_wait_and_leaves_nothing(kind: Kind) {
     let (client, other) = (client(&server), another(&server));
     let guard = kind.make(&client, "cancelled").lock().unwrap();
     for waits in [&client, &other] {
-        at_once(|| {
+        woken_by_message(|| {
             let (lock, token) = (kind.make(waits, "cancelled"), CancelToken::new());
             let cancel = token.clone();
             let waiter = spawn(move || {
@@ -60,7 +62,7 @@ fn a_release_wakes_a_waiter_of_another_client_and_of_its_own(kind: Kind) {
     let server = server();
     let (client, other) = (client(&server), another(&server));
     for round in 0..6 {
-        at_once(|| {
+        woken_by_message(|| {
             let guard = kind.make(&client, "woken").lock().unwrap();
             let waiters: Vec<_> = [&other, &client, &other]
                 .into_iter()
@@ -103,7 +105,7 @@ fn a_shutdown_ends_waits_and_holds(kind: Kind) {
     assert_eq!(lock.lock().map(drop).unwrap_err().kind(), ErrorKind::ShutDown);
     assert_eq!(lock.try_lock().map(drop).unwrap_err().kind(), ErrorKind::ShutDown);
     kind.make(&other, "shut")
-        .try_lock_for(SOON)
+        .try_lock_for(TIMEOUT)
         .unwrap()
         .into_option()
         .expect("it is free")
@@ -120,19 +122,19 @@ fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) 
         // The limit ends the wait.
         let (lock, never) = (kind.make(waits, "both"), CancelToken::new());
         elsewhere(move || {
-            at_once(|| {
+            woken_by_message(|| {
                 let begun = Instant::now();
-                let wait = Wait::at_most(UNIT).cancelled_by(&never);
+                let wait = Wait::at_most(TIME_UNIT).cancelled_by(&never);
                 assert!(answered(|| lock.lock_within(wait)).into_option().is_none());
-                assert!(begun.elapsed() >= UNIT);
+                assert!(begun.elapsed() >= TIME_UNIT);
             });
         });
         // The token ends the wait. A call with a cancelled token ends at once.
-        at_once(|| {
+        woken_by_message(|| {
             let (lock, token) = (kind.make(waits, "both"), CancelToken::new());
             let cancel = token.clone();
             let waiter = spawn(move || {
-                let wait = Wait::at_most(LONG).cancelled_by(&cancel);
+                let wait = Wait::at_most(LONG_LEASE).cancelled_by(&cancel);
                 let first = lock.lock_within(wait).map(drop).unwrap_err().kind();
                 (first, lock.lock_within(wait).map(drop).unwrap_err().kind())
             });
@@ -144,7 +146,7 @@ fn a_limit_and_a_token_together_end_a_wait_by_whichever_comes_first(kind: Kind) 
     guard.unlock().unwrap();
     // The lock is granted before the limit is over or the token is cancelled.
     let token = CancelToken::new();
-    let wait = Wait::at_most(SOON).cancelled_by(&token);
+    let wait = Wait::at_most(TIMEOUT).cancelled_by(&token);
     drop(kind.make(&other, "both").lock_within(wait).unwrap().into_option().expect("it is free"));
     leaves_nothing(&server);
 }
@@ -183,18 +185,18 @@ fn a_thread_that_is_ending_may_wait_for_it(kind: Kind) {
     let ending = spawn(move || {
         LATE.with_borrow_mut(|late| late.0 = Some((Arc::clone(&lock), done)));
         // This wait uses the library's thread-locals, so that they are destroyed first.
-        assert!(answered(|| lock.try_lock_for(UNIT)).into_option().is_none());
+        assert!(answered(|| lock.try_lock_for(TIME_UNIT)).into_option().is_none());
         barriers.0.wait();
         barriers.1.wait();
     });
     tried.wait();
     let before = Commands::so_far(&server).scripts();
     go_on.wait();
-    wait_until("it asks", SOON, || Commands::so_far(&server).scripts() > before);
+    wait_until("it asks", TIMEOUT, || Commands::so_far(&server).scripts() > before);
     // The thread falls asleep.
     ending.wait_queued_at_its_end();
     guard.unlock().unwrap();
-    assert!(late.recv_timeout(SOON).unwrap());
+    assert!(late.recv_timeout(TIMEOUT).unwrap());
     ending.join();
     leaves_nothing(&server);
 }

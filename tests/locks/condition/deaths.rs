@@ -48,8 +48,8 @@ fn a_waiter_that_was_killed_is_passed_over() {
     let server = server();
     let [here, there] =
         [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
-    once_within(BEFORE_A_QUESTION, || {
-        let mut dead = process(&server, REENTRANT, "m", LONG);
+    once_within(MIN_POLL_INTERVAL, || {
+        let mut dead = process(&server, REENTRANT, "m", LONG_LEASE);
         let first = first_waiting(&server, "m");
         let begun = Instant::now();
         let guest = Guest::of(&server, "m", &here, Wait::FOREVER);
@@ -67,7 +67,7 @@ fn a_waiter_that_was_killed_is_passed_over() {
 fn a_waiter_killed_before_it_has_the_lock_leaves_its_notification_to_the_next() {
     let server = server();
     for kind in ALL {
-        let mut dead = process(&server, kind, kind.name, LONG);
+        let mut dead = process(&server, kind, kind.name, LONG_LEASE);
         let guest =
             Guest::of(&server, kind.name, &kind.make(&client(&server), kind.name), Wait::FOREVER);
         let there = kind.make(&client(&server), kind.name);
@@ -85,7 +85,7 @@ fn a_waiter_killed_before_it_has_the_lock_leaves_its_notification_to_the_next() 
 #[test]
 fn a_waiter_killed_among_many_notified_leaves_its_notification_to_the_next() {
     let server = server();
-    let mut dead = process(&server, REENTRANT, "m", LONG);
+    let mut dead = process(&server, REENTRANT, "m", LONG_LEASE);
     let [here, there] =
         [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
     let crowd: Vec<_> =
@@ -106,12 +106,12 @@ fn a_waiter_killed_among_many_notified_leaves_its_notification_to_the_next() {
 #[test]
 fn a_waiter_killed_while_it_has_the_lock_leaves_its_notification_to_the_next() {
     let server = server();
-    let mut dead = process(&server, REENTRANT, "m", RENEWED);
+    let mut dead = process(&server, REENTRANT, "m", SHORT_LEASE);
     let guest = Guest::of(&server, "m", &REENTRANT.make(&client(&server), "m"), Wait::FOREVER);
     assert!(notify(&REENTRANT.make(&client(&server), "m")));
-    dead.expect_line("back", SOON);
+    dead.expect_line("back", TIMEOUT);
     // The process may keep the lock for any time.
-    thread::sleep(PASSED_ON + UNIT);
+    thread::sleep(PASSED_ON + TIME_UNIT);
     assert_eq!(waiting(&server, "m"), 1, "it lives, and the notification is its own");
     dead.sigkill();
     guest.wait_back();
@@ -128,7 +128,7 @@ fn a_notified_waiter_that_waits_long_for_the_lock_keeps_its_notification() {
     let second = Guest::of(&server, "m", &here, Wait::FOREVER);
     let guard = there.lock.lock().unwrap();
     assert!(there.condition.notify_one().unwrap());
-    thread::sleep(PASSED_ON + UNIT);
+    thread::sleep(PASSED_ON + TIME_UNIT);
     assert_eq!(waiting(&server, "m"), 1);
     guard.unlock().unwrap();
     first.wait_back();
@@ -142,7 +142,7 @@ fn a_notified_waiter_that_waits_long_for_the_lock_keeps_its_notification() {
 #[test]
 fn a_stopped_waiter_leaves_its_notification_to_the_next() {
     let server = server();
-    let mut stopped = process(&server, REENTRANT, "m", LONG);
+    let mut stopped = process(&server, REENTRANT, "m", LONG_LEASE);
     let guest = Guest::of(&server, "m", &REENTRANT.make(&client(&server), "m"), Wait::FOREVER);
     let there = REENTRANT.make(&client(&server), "m");
     stopped.sigstop();
@@ -153,9 +153,9 @@ fn a_stopped_waiter_leaves_its_notification_to_the_next() {
     // The stopped waiter returns by itself. It was notified first, and its notification was passed
     // on.
     stopped.sigcont();
-    stopped.expect_line("back", SOON);
+    stopped.expect_line("back", TIMEOUT);
     stopped.send_line("leave");
-    stopped.expect_line("out", SOON);
+    stopped.expect_line("out", TIMEOUT);
     leaves_nothing(&server, "m");
 }
 
@@ -184,7 +184,7 @@ fn a_thread_that_ends_with_the_lock_leaves_its_notification_though_others_of_its
     let client_here = client(&server);
     let [here, there] =
         [client_here.clone(), client(&server)].map(|client| REENTRANT.make(&client, "m"));
-    let leased = (here.leased)(&client_here, "m", UNIT * 10);
+    let leased = (here.leased)(&client_here, "m", TIME_UNIT * 10);
     let condition = here.condition.clone();
     let ends = spawn(move || {
         let guard = leased.lock().unwrap();
@@ -213,7 +213,7 @@ fn a_notification_of_a_waiter_that_gave_up_is_passed_on_at_once() {
         [client(&server), client(&server)].map(|client| REENTRANT.make(&client, "m"));
     // The list gets the entry of a waiter that no client knows, as if a request had come after its
     // thread had given up.
-    at_once(|| {
+    woken_by_message(|| {
         let guard = here.lock.lock().unwrap();
         let (owner, _) = holder(&mut server.connection(), "m").unwrap();
         let (uuid, _) = owner.split_once(':').unwrap();
@@ -232,13 +232,13 @@ fn a_notification_of_a_waiter_that_gave_up_is_passed_on_at_once() {
 fn a_message_that_was_lost_costs_a_look() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let here = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let here = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let there = REENTRANT.make(&client(&server), "m");
     let guest = Guest::of(&server, "m", &REENTRANT.make(&here, "m"), Wait::FOREVER);
     // The message is lost with its connection, and is not repeated over the next connection.
     proxy.on_reply("notify ", Action::LoseReply);
     assert!(notify(&there));
-    proxy.wait_fired(1, SOON);
+    proxy.wait_fired(1, TIMEOUT);
     guest.wait_back();
     assert!(guest.leaves());
 
@@ -260,7 +260,7 @@ fn a_message_that_was_lost_costs_a_look() {
 fn a_request_that_is_sent_twice_changes_things_once() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let here = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let here = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let here = REENTRANT.make(&here, "m");
     let key = waiting_key("m");
     // The server knows the scripts, so a request is one command.
@@ -272,7 +272,7 @@ fn a_request_that_is_sent_twice_changes_things_once() {
         let fired = proxy.fired();
         proxy.on_request(&key, way);
         let first = Guest::of(&server, "m", &here, Wait::FOREVER);
-        proxy.wait_fired(fired + 1, SOON);
+        proxy.wait_fired(fired + 1, TIMEOUT);
         let first = first.passes();
         let second = Guest::of(&server, "m", &here, Wait::FOREVER).passes();
         let third = Guest::of(&server, "m", &here, Wait::FOREVER).passes();
@@ -329,17 +329,17 @@ fn an_outage_ends_a_wait_with_nothing_in_hand_and_everything_goes_on_after_it() 
     });
     // The waiter has released the lock for its wait, and has received the reply.
     wait_waiting(&server, "m", 1);
-    wait_free(&server, "m", SOON);
+    wait_free(&server, "m", TIMEOUT);
     waiter.wait_queued();
     proxy.freeze();
-    told.recv_timeout(SOON).unwrap();
+    told.recv_timeout(TIMEOUT).unwrap();
     waiter.join();
     proxy.thaw();
     // The waiter has left an entry. A notification skips this entry, or is passed on to another
     // waiter.
     let there = REENTRANT.make(&client(&server), "m");
     let guest = Guest::begin(&there, Wait::FOREVER).passes();
-    wait_until("it is notified", SOON, || {
+    wait_until("it is notified", TIMEOUT, || {
         let guard = there.lock.lock().unwrap();
         let _ = there.condition.notify_one().unwrap();
         guard.unlock().unwrap();
@@ -367,7 +367,7 @@ fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
         user.set(&["~*", "+@all"]);
         let guard = here.lock.lock().unwrap();
         user.set(&right.split(' ').collect::<Vec<_>>());
-        let waited = here.condition.wait_for(&guard, UNIT);
+        let waited = here.condition.wait_for(&guard, TIME_UNIT);
         user.set(&["~*", "+@all"]);
         // Without these rights the release would be refused, and the thread would wait for the end
         // of its own lease.
@@ -406,7 +406,7 @@ fn each_missing_right_is_an_error_or_costs_time_and_loses_no_waiter() {
         assert!(guest.leaves());
     }
     // Notifications skip entries without a waiter.
-    wait_until("nothing is left", SOON, || {
+    wait_until("nothing is left", TIMEOUT, || {
         assert!(here.lock.lock().is_ok_and(|guard| {
             here.condition.notify_all().unwrap();
             guard.unlock().is_ok()
@@ -429,11 +429,11 @@ fn a_writer_that_may_not_let_readers_in_keeps_the_lock_and_does_not_wait() {
         let its = reads.clone();
         let reader = spawn(move || its.reader().lock().map(drop));
         let mut redis = server.connection();
-        wait_until("it stands in line", SOON, || {
+        wait_until("it stands in line", TIMEOUT, || {
             redis.llen::<_, u64>("redlatch_rwlock_queue:{m}").unwrap() == 1
         });
         user.set(&[right]);
-        let waited = condition.wait_for(&guard, UNIT);
+        let waited = condition.wait_for(&guard, TIME_UNIT);
         user.set(&["+@all"]);
         let said = waited.unwrap_err().to_string();
         assert!(said.contains("held as before") && said.contains("ACL"), "{right}: {said}");
@@ -443,7 +443,7 @@ fn a_writer_that_may_not_let_readers_in_keeps_the_lock_and_does_not_wait() {
         reader.join().unwrap();
         // The user has the right again, so the writer can wait.
         let guard = lock.lock().unwrap();
-        assert!(condition.wait_for(&guard, UNIT / 10).unwrap().timed_out());
+        assert!(condition.wait_for(&guard, TIME_UNIT / 10).unwrap().timed_out());
     }
     leaves_nothing(&server, "m");
 }
@@ -464,7 +464,7 @@ fn a_client_that_may_not_delete_a_record_passes_nothing_on() {
     let Monitor { lock, condition, .. } = REENTRANT.make(&user.client(), "m");
     let guard = lock.lock().unwrap();
     user.set(&["-hdel"]);
-    let error = condition.wait_for(&guard, SOON).unwrap_err();
+    let error = condition.wait_for(&guard, TIMEOUT).unwrap_err();
     assert!(error.to_string().contains("ACL"), "{error}");
     let line: Vec<String> = redis.lrange(waiting_key("m"), 0, -1).unwrap();
     assert!(line.iter().any(|waiter| waiter == alive), "{line:?}");
@@ -478,7 +478,7 @@ fn a_client_that_may_not_subscribe_keeps_the_lock_and_does_not_wait() {
     user.set(&["-subscribe"]);
     let Monitor { lock, condition, .. } = REENTRANT.make(&user.client(), "m");
     let guard = lock.lock().unwrap();
-    let error = condition.wait_for(&guard, UNIT * 20).unwrap_err();
+    let error = condition.wait_for(&guard, TIME_UNIT * 20).unwrap_err();
     assert!(error.to_string().contains("held as before"), "{error}");
     assert!(guard.is_held());
     assert_eq!(waiting(&server, "m"), 0);
@@ -497,7 +497,7 @@ fn without_memory_no_new_waiter_waits_and_old_waiters_are_notified() {
         command.arg("SET").arg("maxmemory").arg(bytes).exec(&mut server.connection()).unwrap();
     };
     set("1");
-    let error = other.wait_for(&guard, UNIT).unwrap_err();
+    let error = other.wait_for(&guard, TIME_UNIT).unwrap_err();
     assert!(error.to_string().contains("no memory"), "{error}");
     assert!(guard.is_held());
     assert!(there.condition.notify_one().unwrap());

@@ -16,16 +16,16 @@ fn a_wait_without_a_notification_ends_in_time_and_leaves_nothing(kind: Kind) {
     let monitor = kind.make(&client(&server), "m");
     let guard = monitor.lock.lock().unwrap();
     let begun = Instant::now();
-    assert!(monitor.condition.wait_for(&guard, UNIT).unwrap().timed_out());
-    assert!(begun.elapsed() >= UNIT);
-    assert!(monitor.condition.wait_within(&guard, Instant::now() + UNIT).unwrap().timed_out());
+    assert!(monitor.condition.wait_for(&guard, TIME_UNIT).unwrap().timed_out());
+    assert!(begun.elapsed() >= TIME_UNIT);
+    assert!(monitor.condition.wait_within(&guard, Instant::now() + TIME_UNIT).unwrap().timed_out());
     assert!(guard.is_held());
     let before = Commands::so_far(&server).scripts();
     for wait in [Duration::ZERO.into(), Instant::now().into(), Wait::NONE] {
         assert!(monitor.condition.wait_within(&guard, wait).unwrap().timed_out());
     }
     assert_eq!(Commands::so_far(&server).scripts(), before, "the lock was not left");
-    let limit = Wait::at_most(UNIT);
+    let limit = Wait::at_most(TIME_UNIT);
     assert!(monitor.condition.wait_while_within(&guard, limit, || true).unwrap().timed_out());
     guard.unlock().unwrap();
     leaves_nothing(&server, "m");
@@ -63,7 +63,7 @@ fn a_cancel_ends_a_wait_with_the_lock_in_hand(kind: Kind) {
 fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
     let server = server();
     let proxy = Arc::new(Proxy::before(&server));
-    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let monitor = kind.make(&client, "m");
     let key = waiting_key("m");
     for (times, by_cancel) in [(1, false), (2, true)] {
@@ -86,7 +86,7 @@ fn a_wait_that_ends_in_an_outage_ends_with_the_lock_in_hand(kind: Kind) {
                 // A wait that is over before its entry exists sends no last request. On a busy
                 // machine a wait may have no time for the second copy.
                 loop {
-                    let ended = condition.wait_for(&guard, UNIT);
+                    let ended = condition.wait_for(&guard, TIME_UNIT);
                     if ended.is_err() || network.fired() >= 2 * times {
                         break ended;
                     }

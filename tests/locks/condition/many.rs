@@ -17,7 +17,7 @@ fn a_look_at_a_condition_asks_the_server_once_however_many_were_notified() {
     let questions = |commands: &Commands| commands.of("pubsub") + commands.of("pubsub|numsub");
     let before = Commands::so_far(&server);
     let scripts = || Commands::so_far(&server).scripts() - before.scripts();
-    wait_until("each has looked", SOON, || scripts() > 4 * NOTIFIED as u64);
+    wait_until("each has looked", TIMEOUT, || scripts() > 4 * NOTIFIED as u64);
     let (sent, after) = (scripts(), Commands::so_far(&server));
     let asked = questions(&after) - questions(&before);
     assert!(asked <= sent, "{asked} questions in {sent} scripts");
@@ -41,7 +41,7 @@ fn notified_waiters_of_one_process_give_one_sign_of_life_together() {
     }
     let before = Commands::so_far(&server);
     let signs = || Commands::so_far(&server).of("hset") - before.of("hset");
-    wait_until("each has given several", SOON, || signs() >= 5 * NOTIFIED);
+    wait_until("each has given several", TIMEOUT, || signs() >= 5 * NOTIFIED);
     let after = Commands::so_far(&server);
     let (sent, signs) = (after.scripts() - before.scripts(), after.of("hset") - before.of("hset"));
     assert!(2 * sent < signs, "{sent} scripts for {signs} keep-alives");
@@ -85,7 +85,7 @@ fn no_waiter_is_forgotten_and_none_is_told_twice(kind: Kind) {
         }
         guard.unlock().unwrap();
     }
-    wait_until("all notified waiters are back", SOON, || {
+    wait_until("all notified waiters are back", TIMEOUT, || {
         back.load(Ordering::SeqCst) == turns.load(Ordering::SeqCst)
     });
     let guard = notifier.lock.lock().unwrap();
@@ -169,10 +169,10 @@ fn length(redis: &mut redis::Connection) -> usize {
 pub(super) fn buffer_worker(job: &Job) {
     let [url, data, kind, what] = [0, 1, 2, 3].map(|at| job.arg(at).to_owned());
     let goal: usize = job.arg(4).parse().unwrap();
-    let lease = UNIT * 10;
+    let lease = TIME_UNIT * 10;
     let connect = || {
         let builder = Client::builder(&url).watchdog_timeout(lease);
-        builder.response_timeout(IMPATIENT).connect_timeout(IMPATIENT).connect()
+        builder.response_timeout(SHORT_TIMEOUT).connect_timeout(SHORT_TIMEOUT).connect()
     };
     // On a busy machine, or over a bad network, the server may not answer in time.
     let client = &loop {
@@ -223,7 +223,7 @@ fn play(kind: Kind, goal: usize, mut trouble: impl FnMut(&Server, &mut Cast<'_>,
         if taken != last {
             (last, since) = (taken, Instant::now());
         }
-        if since.elapsed() > SOON / 2 {
+        if since.elapsed() > TIMEOUT / 2 {
             let keys: Vec<String> = redis.keys("*").unwrap();
             let dump: Vec<_> = keys
                 .iter()
@@ -241,10 +241,10 @@ fn play(kind: Kind, goal: usize, mut trouble: impl FnMut(&Server, &mut Cast<'_>,
                 .collect();
             panic!("nobody moves with {taken} of {goal} taken: {dump:#?}");
         }
-        if begun.elapsed() < UNIT * 60 {
+        if begun.elapsed() < TIME_UNIT * 60 {
             trouble(&server, &mut cast, &mut random);
         }
-        thread::sleep(UNIT / 10);
+        thread::sleep(TIME_UNIT / 10);
     }
     // Read all numbers at one moment, because takers continue.
     let (made, taken, left): (usize, usize, usize) =
@@ -265,7 +265,7 @@ impl Cast<'_> {
         let goal = self.goal.to_string();
         let args = [&self.proxy.url(), &self.server.url(), self.kind.name, what, &goal];
         let mut worker = Worker::spawn_test("condition::deaths::worker", "buffer", &args);
-        worker.expect_line("starts", SOON);
+        worker.expect_line("starts", TIMEOUT);
         worker
     }
 }
@@ -312,7 +312,7 @@ fn items_are_made_and_taken_over_a_bad_network(kind: Kind) {
             2 => proxy.on_reply("notify ", Action::LoseReply),
             3 => proxy.on_request("redlatch_condition", Action::LoseReply),
             4 => proxy.on_request("redlatch_condition", Action::LoseRequest),
-            5 => proxy.on(Direction::Reply, 1, Action::DelayReply(UNIT), |_| true),
+            5 => proxy.on(Direction::Reply, 1, Action::DelayReply(TIME_UNIT), |_| true),
             6 => proxy.clear_rules(),
             _ => {}
         }

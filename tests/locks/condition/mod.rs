@@ -15,7 +15,7 @@ use redlatch::{
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 /// The maximum delay of a notification if its receiver is paused: `ALIVE_FOR` in `waiters.lua`,
-/// plus the time until the other waiters check, which is [`BEFORE_A_QUESTION`] as for a lock's
+/// plus the time until the other waiters check, which is [`MIN_POLL_INTERVAL`] as for a lock's
 /// waiters.
 const PASSED_ON: Duration = Duration::from_millis(2_000 + 1_200);
 
@@ -114,7 +114,7 @@ fn records(server: &Server, name: &str) -> usize {
 
 #[track_caller]
 fn wait_waiting(server: &Server, name: &str, count: usize) {
-    wait_until(&format!("{count} wait for {name:?}"), SOON, || waiting(server, name) == count);
+    wait_until(&format!("{count} wait for {name:?}"), TIMEOUT, || waiting(server, name) == count);
 }
 
 fn first_waiting(server: &Server, name: &str) -> String {
@@ -125,7 +125,7 @@ fn first_waiting(server: &Server, name: &str) -> String {
 /// remains.)
 #[track_caller]
 fn leaves_nothing(server: &Server, name: &str) {
-    wait_until(&format!("nothing of {name:?} is left"), SOON, || {
+    wait_until(&format!("nothing of {name:?} is left"), TIMEOUT, || {
         let keys: Vec<String> = server.connection().keys("*").unwrap();
         keys.iter().all(|key| key.starts_with("redisson_lock_token:"))
     });
@@ -176,7 +176,7 @@ impl Guest {
 
     #[track_caller]
     fn wait_back(&self) -> Instant {
-        self.back.recv_timeout(SOON).expect("it comes back from its wait")
+        self.back.recv_timeout(TIMEOUT).expect("it comes back from its wait")
     }
 
     fn leaves(self) -> bool {
@@ -204,9 +204,9 @@ fn notify(monitor: &Monitor) -> bool {
 fn a_wait_leaves_the_lock_and_comes_back_with_it(kind: Kind) {
     let server = server();
     let [here, there] = [client(&server), client(&server)].map(|client| kind.make(&client, "m"));
-    at_once(|| {
+    woken_by_message(|| {
         let guest = Guest::of(&server, "m", &here, Wait::FOREVER);
-        let wait = Wait::at_most(SOON);
+        let wait = Wait::at_most(TIMEOUT);
         let guard = there.lock.lock_within(wait).unwrap().into_option().expect("the lock was left");
         assert!(there.condition.notify_one().unwrap());
         guest.thread.wait_asleep();
@@ -267,7 +267,7 @@ fn guards_say_released_while_their_thread_waits(kind: Kind) {
         let (guard, server) = (&guard, &server);
         let looker = scope.spawn(move || {
             wait_waiting(server, "m", 1);
-            wait_until("it is left", SOON, || !guard.is_held());
+            wait_until("it is left", TIMEOUT, || !guard.is_held());
             assert_eq!((guard.state(), guard.remaining()), (HoldState::Released, Duration::ZERO));
             assert_eq!(guard.check(Duration::ZERO).unwrap_err().kind(), ErrorKind::NotHeld);
             assert!(notify(&notifier));
@@ -285,14 +285,14 @@ fn after_a_wait_on_a_condition_each_level_has_its_lease_again() {
     let (here, other) = (client(&server), client(&server));
     let monitor = REENTRANT.make(&here, "m");
     let there = REENTRANT.make(&other, "m");
-    let (short, long) = (UNIT * 100, UNIT * 200);
+    let (short, long) = (TIME_UNIT * 100, TIME_UNIT * 200);
     let [short_lock, long_lock] = [short, long].map(|lease| (monitor.leased)(&here, "m", lease));
     let condition = monitor.condition.clone();
     let waiter = spawn(move || {
         let outer = short_lock.lock().unwrap();
         let inner = long_lock.lock().unwrap();
         condition.wait(&inner).unwrap();
-        outer.check(short + UNIT).unwrap();
+        outer.check(short + TIME_UNIT).unwrap();
         assert!(outer.remaining() <= long);
         inner.unlock().unwrap();
         outer.unlock().unwrap();
@@ -302,7 +302,7 @@ fn after_a_wait_on_a_condition_each_level_has_its_lease_again() {
     waiter.join();
 
     // The watchdog renews the lease as long as one of the two guards needs a renewed lease.
-    let lease = RENEWED;
+    let lease = SHORT_LEASE;
     let client = watched(&server, lease);
     let monitor = REENTRANT.make(&client, "w");
     let fixed = (monitor.leased)(&client, "w", lease);
@@ -327,12 +327,12 @@ fn after_a_wait_on_a_condition_each_level_has_its_lease_again() {
 #[test]
 fn after_a_wait_on_a_condition_an_outer_fixed_lease_is_whole_again() {
     let server = server();
-    let lease = RENEWED;
+    let lease = SHORT_LEASE;
     let client = watched(&server, lease);
     let lock = client.reentrant_lock("mixed");
-    let outer = lock.with_lease(UNIT * 300).lock().unwrap();
+    let outer = lock.with_lease(TIME_UNIT * 300).lock().unwrap();
     let inner = lock.lock().unwrap();
-    assert!(lock.condition("never").wait_for(&inner, UNIT).unwrap().timed_out());
+    assert!(lock.condition("never").wait_for(&inner, TIME_UNIT).unwrap().timed_out());
     inner.unlock().unwrap();
     outer.check(lease * 4).unwrap();
     // A fixed time must pass here, because no event shows the end of the wait.
@@ -361,7 +361,7 @@ fn a_wait_on_a_condition_that_ends_with_the_lock_lost_says_so() {
         asks
     });
     // The wait is long enough to release the lock first.
-    let lost = lock.condition("never").wait_for(&inner, UNIT * 10).unwrap_err();
+    let lost = lock.condition("never").wait_for(&inner, TIME_UNIT * 10).unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::LeaseLost);
     assert!(lost.to_string().contains("nothing is held any more"), "{lost}");
     for guard in [&inner, &outer] {
@@ -377,9 +377,9 @@ fn a_wait_on_a_condition_that_ends_with_the_lock_lost_says_so() {
 fn a_request_that_comes_after_the_lease_says_that_it_ran_out() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = Client::builder(&proxy.url()).response_timeout(SOON).connections(1);
+    let client = Client::builder(&proxy.url()).response_timeout(TIMEOUT).connections(1);
     let client = client.connect().unwrap();
-    let lease = UNIT * 10;
+    let lease = TIME_UNIT * 10;
     let lock = client.reentrant_lock("late");
     let lock = lock.with_lease(lease);
     let condition = lock.condition("changed");
@@ -395,7 +395,7 @@ fn a_request_that_comes_after_the_lease_says_that_it_ran_out() {
             let is_it = contains(bytes, "EVAL") && contains(bytes, "late");
             if is_it {
                 // A server ends a lease up to a millisecond late.
-                thread::sleep(lease + UNIT / 10);
+                thread::sleep(lease + TIME_UNIT / 10);
             }
             is_it
         });
@@ -428,7 +428,7 @@ fn callbacks_go_along_and_a_wait_is_no_loss(kind: Kind) {
         assert!(told.try_recv().is_err());
         assert!(notify(&there));
     }
-    assert_eq!(told.recv_timeout(SOON), Ok(LostReason::ForceUnlocked));
+    assert_eq!(told.recv_timeout(TIMEOUT), Ok(LostReason::ForceUnlocked));
     waiter.join();
     assert!(told.recv().is_err(), "once");
 }
@@ -491,7 +491,7 @@ fn a_writer_that_reads_as_well_does_not_leave_the_lock_to_wait() {
         guard.unlock().unwrap();
     });
     // The thread has released the lock during the wait, so other threads read.
-    assert!(changed.wait_for(&writes, UNIT).unwrap().timed_out());
+    assert!(changed.wait_for(&writes, TIME_UNIT).unwrap().timed_out());
     assert!(writes.is_held());
     writes.unlock().unwrap();
     reader.join();
@@ -535,7 +535,10 @@ fn a_notification_without_a_waiter_is_not_remembered(kind: Kind) {
     assert!(!notify(&monitor));
     let guard = monitor.lock.lock().unwrap();
     assert_eq!(monitor.condition.notify_all().unwrap(), 0);
-    assert!(monitor.condition.wait_for(&guard, UNIT).unwrap().timed_out(), "it is not remembered");
+    assert!(
+        monitor.condition.wait_for(&guard, TIME_UNIT).unwrap().timed_out(),
+        "it is not remembered"
+    );
     guard.unlock().unwrap();
     leaves_nothing(&server, "m");
 }
@@ -602,7 +605,7 @@ fn a_name_is_needed_and_every_other_one_works() {
         }
     }
     let all = locks.len() * names.len();
-    wait_until("all wait", SOON, || {
+    wait_until("all wait", TIMEOUT, || {
         let keys: Vec<String> = server.connection().keys("redlatch_condition*").unwrap();
         keys.len() == all
     });

@@ -66,14 +66,14 @@ fn no_script_runs_under_a_hold_whose_request_was_sent_twice() {
 #[test]
 fn a_script_without_a_wait_has_the_time_of_one_short_request() {
     let server = server();
-    let client = Client::builder(&server.url()).response_timeout(LONG).connect().unwrap();
+    let client = Client::builder(&server.url()).response_timeout(LONG_LEASE).connect().unwrap();
     let guard = client.reentrant_lock("short").lock().unwrap();
     guard.eval(&adds(), &["number"], &[]).unwrap();
     server.pause();
     let begun = Instant::now();
     let error = guard.eval_within(Duration::ZERO, &adds(), &["number"], &[]).unwrap_err();
     assert!(error.outcome_unknown(), "{error}");
-    assert!(begun.elapsed() < LONG / 2);
+    assert!(begun.elapsed() < LONG_LEASE / 2);
     server.resume();
 }
 
@@ -133,7 +133,7 @@ fn a_script_after_a_loss_changes_nothing_and_the_guard_knows() {
     let other = client(&server);
     // This client gets no other sign of a loss.
     let client = Client::builder(&server.url())
-        .watchdog_timeout(LONG)
+        .watchdog_timeout(LONG_LEASE)
         .client_tracking(false)
         .connect()
         .unwrap();
@@ -155,7 +155,7 @@ fn a_script_after_a_loss_changes_nothing_and_the_guard_knows() {
         assert!(!error.outcome_unknown(), "{kind}: {error}");
         assert_eq!(number(&mut redis), 10, "{kind}");
         assert!(matches!(guard.state(), HoldState::Lost(_)), "{kind}");
-        lost.recv_timeout(SOON).unwrap();
+        lost.recv_timeout(TIMEOUT).unwrap();
         let again = guard.command("INCR", &["number"], &[]).unwrap_err();
         assert_eq!(again.kind(), ErrorKind::LeaseLost, "{kind}: {again}");
         assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost, "{kind}");
@@ -293,8 +293,11 @@ struct Turn {
 fn turns(script: &Script) -> Vec<Turn> {
     let server = server();
     let proxy = Proxy::before(&server);
-    let client =
-        Client::builder(&proxy.url()).watchdog_timeout(LONG).connections(1).connect().unwrap();
+    let client = Client::builder(&proxy.url())
+        .watchdog_timeout(LONG_LEASE)
+        .connections(1)
+        .connect()
+        .unwrap();
     let guard = client.reentrant_lock("turns").lock().unwrap();
     guard.eval(script, &["warm"], &[b"1"]).unwrap();
     guard.unlock().unwrap();
@@ -393,7 +396,7 @@ fn a_script_that_was_cut_off_may_still_run_but_not_under_the_next_owner() {
     guard.unlock().unwrap();
     let next = client.reentrant_lock("cut").lock().unwrap();
     assert_ne!(next.owner().unwrap(), owner);
-    let result = next.eval_within(Wait::at_most(SOON), &adds(), &["number"], &[b"1"]).unwrap();
+    let result = next.eval_within(Wait::at_most(TIMEOUT), &adds(), &["number"], &[b"1"]).unwrap();
     let Value::List(parts) = result else { panic!("{result:?}") };
     assert!(matches!(parts[0], Value::Int(1 | 2)), "{parts:?}");
     next.unlock().unwrap();

@@ -7,7 +7,7 @@
 use super::*;
 use redlatch_testkit::{Job, Worker};
 
-const LEASE: Duration = UNIT;
+const LEASE: Duration = TIME_UNIT;
 /// The number of pauses if the variable is not set.
 const STOPS: usize = 40;
 /// The number of pairs of processes. Each pair has its own name.
@@ -62,7 +62,7 @@ fn stop(server: &Server, name: &str, stops: usize) -> Vec<String> {
         (Worker::spawn_test("eval::stops::worker", "stopped", &args), network)
     });
     for (worker, _) in &mut workers {
-        let _ready = worker.expect_line("ready", SOON);
+        let _ready = worker.expect_line("ready", TIMEOUT);
     }
     let mut random = Random::new();
     for at in 0..stops {

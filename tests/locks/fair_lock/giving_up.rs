@@ -29,7 +29,7 @@ fn a_fair_and_a_re_entrant_handle_of_a_name_are_one_lock() {
         .collect();
     threads.into_iter().for_each(Running::join);
     leaves_nothing(&server, "one");
-    wait_until("nobody is left", SOON, || {
+    wait_until("nobody is left", TIMEOUT, || {
         !server.connection().exists::<_, bool>("redlatch_queue:{one}").unwrap()
     });
 }
@@ -48,7 +48,7 @@ fn a_waiter_that_gives_up_leaves_the_queue_at_once_and_the_rest_in_order() {
         let cancel = token.clone();
         let length = queue(&server, "given up").len();
         let quitter =
-            spawn(move || answered(|| timed.try_lock_for(UNIT * 20)).into_option().is_none());
+            spawn(move || answered(|| timed.try_lock_for(TIME_UNIT * 20)).into_option().is_none());
         wait_queue(&server, "given up", length + 1);
         quitters.push(quitter);
         let quitter = spawn(move || {
@@ -80,8 +80,8 @@ fn a_head_that_gives_up_when_the_lock_is_free_tells_the_next() {
     let (one, other) = (slow(&server), slow(&server));
     let mut redis = server.connection();
     for _ in 0..3 {
-        at_once(|| {
-            hold_as_redisson(&mut redis, "told", LONG);
+        woken_by_message(|| {
+            hold_as_redisson(&mut redis, "told", LONG_LEASE);
             let (head, next) = (one.fair_lock("told"), other.fair_lock("told"));
             let token = CancelToken::new();
             let cancel = token.clone();
@@ -125,7 +125,7 @@ fn a_shutdown_takes_the_waiters_out_of_the_queue() {
             let lock = one.fair_lock("known");
             let _held = lock.lock().unwrap();
             let waits = lock.clone();
-            assert!(elsewhere(move || answered(|| waits.try_lock_for(UNIT / 10))
+            assert!(elsewhere(move || answered(|| waits.try_lock_for(TIME_UNIT / 10))
                 .into_option()
                 .is_none()));
             wait_queue(&server, "known", 0);

@@ -14,7 +14,7 @@ fn a_lease_that_ends_lets_the_next_in() {
     line.add(&one.fair_lock("lapsed"));
     assert_eq!(line.join(), [0, 1]);
     let took = begun.elapsed();
-    assert!(took + UNIT / 5 >= lease, "{took:?}");
+    assert!(took + TIME_UNIT / 5 >= lease, "{took:?}");
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     leaves_nothing(&server, "lapsed");
 }
@@ -40,7 +40,7 @@ fn a_passed_hold_whose_lease_ends_lets_the_next_in() {
         let second = spawn(move || {
             let guard = lock.lock().unwrap();
             mine.store(true, Ordering::SeqCst);
-            wait_until("the test goes on", SOON, || done.load(Ordering::SeqCst));
+            wait_until("the test goes on", TIMEOUT, || done.load(Ordering::SeqCst));
             assert!(guard.unlock().is_err());
         });
         let mut line = Line::new(&server);
@@ -48,7 +48,7 @@ fn a_passed_hold_whose_lease_ends_lets_the_next_in() {
         line.add(&other.fair_lock("passed on"));
         guard.unlock().unwrap();
         first.join();
-        wait_until("the second has it", SOON, || has.load(Ordering::SeqCst));
+        wait_until("the second has it", TIMEOUT, || has.load(Ordering::SeqCst));
         // If the hold was passed, the queue has one entry more until the release.
         passes += usize::from(queue(&server, "passed on").len() == 2);
         assert_eq!(line.join(), [0]);
@@ -64,7 +64,7 @@ fn a_passed_hold_that_is_taken_away_lets_the_next_in() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     for forces in [&one, &other] {
-        at_once(|| {
+        woken_by_message(|| {
             let guard = other.fair_lock("forced").lock().unwrap();
             let first = one.fair_lock("forced");
             let first = spawn(move || drop(first.lock().unwrap()));
@@ -75,7 +75,7 @@ fn a_passed_hold_that_is_taken_away_lets_the_next_in() {
             let second = spawn(move || {
                 let guard = lock.lock().unwrap();
                 mine.store(true, Ordering::SeqCst);
-                wait_until("the test goes on", SOON, || kept.load(Ordering::SeqCst));
+                wait_until("the test goes on", TIMEOUT, || kept.load(Ordering::SeqCst));
                 assert!(guard.unlock().is_err());
             });
             wait_queue(&server, "forced", 2);
@@ -83,7 +83,7 @@ fn a_passed_hold_that_is_taken_away_lets_the_next_in() {
             line.add(&other.fair_lock("forced"));
             guard.unlock().unwrap();
             first.join();
-            wait_until("the second has it", SOON, || has.load(Ordering::SeqCst));
+            wait_until("the second has it", TIMEOUT, || has.load(Ordering::SeqCst));
             assert!(forces.fair_lock("forced").force_unlock().unwrap());
             assert_eq!(line.join(), [0]);
             done.store(true, Ordering::SeqCst);
@@ -108,7 +108,7 @@ fn forced_unlocks_at_any_moment_leave_no_hold_without_a_guard() {
                     // The client reads the grants in a different order than the server made them. A
                     // thread that reads late must not take the seat from a newer hold.
                     let guard =
-                        lock.try_lock_for(SOON).unwrap().into_option().expect("nobody keeps it");
+                        lock.try_lock_for(TIMEOUT).unwrap().into_option().expect("nobody keeps it");
                     assert!(lock.hold_count() <= 1, "nobody was asked");
                     grants.fetch_add(1, Ordering::SeqCst);
                     let _ = guard.unlock();
@@ -120,8 +120,8 @@ fn forced_unlocks_at_any_moment_leave_no_hold_without_a_guard() {
     let lock = theirs.fair_lock("taken away");
     let mut random = Random::new();
     // The threads contend for this time, and try many interleavings.
-    let until = Instant::now() + UNIT * 30;
-    wait_until("it was taken from many", SOON, || {
+    let until = Instant::now() + TIME_UNIT * 30;
+    wait_until("it was taken from many", TIMEOUT, || {
         for _ in 0..10 {
             lock.force_unlock().unwrap();
             thread::sleep(Duration::from_micros(random.below(300)));
@@ -231,7 +231,7 @@ fn a_stopped_head_costs_the_others_its_provisional_lease() {
     assert!(guard.is_held());
     assert!(served(&server).is_empty());
     guard.unlock().unwrap();
-    worker.expect_line("released", SOON);
+    worker.expect_line("released", TIMEOUT);
     leaves_nothing(&server, "stalls");
 }
 
@@ -263,7 +263,7 @@ fn many_stopped_processes_ahead_cost_no_more_than_one() {
     assert!(served(&server).is_empty());
     guard.unlock().unwrap();
     for worker in &mut workers {
-        worker.expect_line("released", SOON);
+        worker.expect_line("released", TIMEOUT);
     }
     assert_eq!(behind.join(), [0]);
     leaves_nothing(&server, "many stall");
@@ -295,7 +295,7 @@ fn a_process_that_comes_back_names_its_waiters_once() {
                 redis::cmd("CLIENT").arg(&["KILL", "TYPE", "pubsub"]).exec(&mut redis).unwrap();
             wait_subscribed(&server, &own);
         }
-        wait_until("all are back", SOON, || {
+        wait_until("all are back", TIMEOUT, || {
             let are_back = redis.llen::<_, usize>(queue_key("thousands")).unwrap() == THREADS;
             let all_asked = Commands::so_far(&server).scripts() - asked >= THREADS as u64;
             are_back && (loses_queue || all_asked)
@@ -313,20 +313,20 @@ fn a_process_that_comes_back_names_its_waiters_once() {
 fn a_hold_that_was_granted_by_message_lasts() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
-    for lease in [None, Some(LONG / 2)] {
+    for lease in [None, Some(LONG_LEASE / 2)] {
         let guard = one.fair_lock("lasts").lock().unwrap();
         let lock = other.fair_lock("lasts");
         let lock = lease.map_or_else(|| lock.clone(), |lease| lock.with_lease(lease));
         let waiter = spawn(move || {
             let guard = lock.lock().unwrap();
-            thread::sleep(PROVISIONAL + UNIT * 3);
+            thread::sleep(PROVISIONAL + TIME_UNIT * 3);
             (guard.is_held(), guard.unlock())
         });
         wait_queue(&server, "lasts", 1);
         guard.unlock().unwrap();
         let mut redis = server.connection();
-        let raised = lease.unwrap_or(LONG) - UNIT * 10;
-        wait_until("it has its lease", SOON, || {
+        let raised = lease.unwrap_or(LONG_LEASE) - TIME_UNIT * 10;
+        wait_until("it has its lease", TIMEOUT, || {
             let left: i64 = redis.pttl("lasts").unwrap();
             left > i64::try_from(raised.as_millis()).unwrap()
         });
@@ -343,13 +343,13 @@ fn a_lease_shorter_than_the_provisional_one_ends_in_time() {
     let (one, other) = (client(&server), client(&server));
     once_within(PROVISIONAL, || {
         let guard = one.fair_lock("short").lock().unwrap();
-        let lock = other.fair_lock("short").with_lease(UNIT * 3);
+        let lock = other.fair_lock("short").with_lease(TIME_UNIT * 3);
         let done = Arc::new(AtomicBool::new(false));
         let kept = Arc::clone(&done);
         let holder = spawn(move || {
             let guard = lock.lock().unwrap();
             let had = Instant::now();
-            wait_until("the test goes on", SOON, || kept.load(Ordering::SeqCst));
+            wait_until("the test goes on", TIMEOUT, || kept.load(Ordering::SeqCst));
             (had, guard.is_held())
         });
         wait_queue(&server, "short", 1);
@@ -362,7 +362,7 @@ fn a_lease_shorter_than_the_provisional_one_ends_in_time() {
         done.store(true, Ordering::SeqCst);
         let (had, is_held) = holder.join();
         // A thread that wakes after the end of its lease gets the lock again after the waiter.
-        assert!(!is_held || had >= begun + UNIT * 3);
+        assert!(!is_held || had >= begun + TIME_UNIT * 3);
         leaves_nothing(&server, "short");
         took
     });
@@ -376,7 +376,7 @@ fn a_hand_over_costs_a_request_and_a_release() {
     one.fair_lock("requests").lock().unwrap().unlock().unwrap();
     let guard = one.fair_lock("requests").lock().unwrap();
     let waits = other.fair_lock("requests");
-    assert!(elsewhere(move || answered(|| waits.try_lock_for(UNIT)).into_option().is_none()));
+    assert!(elsewhere(move || answered(|| waits.try_lock_for(TIME_UNIT)).into_option().is_none()));
     wait_queue(&server, "requests", 0);
     guard.unlock().unwrap();
     // On a busy machine a keep-alive request may come between, or the lease may be raised.
@@ -414,7 +414,7 @@ fn a_process_that_was_stopped_gets_its_place_back() {
         let behind = spawn(move || {
             let guard = lock.lock().unwrap();
             mine.store(true, Ordering::SeqCst);
-            wait_until("the test goes on", SOON, || kept.load(Ordering::SeqCst));
+            wait_until("the test goes on", TIMEOUT, || kept.load(Ordering::SeqCst));
             guard.unlock().unwrap();
         });
         wait_queue(&server, &name, 2 + place);
@@ -429,16 +429,16 @@ fn a_process_that_was_stopped_gets_its_place_back() {
         if let Some(before) = before {
             before.join();
         }
-        wait_until("the one behind it has it", SOON, || has.load(Ordering::SeqCst));
+        wait_until("the one behind it has it", TIMEOUT, || has.load(Ordering::SeqCst));
         worker.sigcont();
         // The reply to the keep-alive request tells the dropped waiter of its loss, and the waiter
         // gets an entry before the last waiter.
-        wait_until("it is back", SOON, || queue(&server, &name).len() == 2);
+        wait_until("it is back", TIMEOUT, || queue(&server, &name).len() == 2);
         assert_eq!(queue(&server, &name).pop(), last, "it came earlier");
         assert!(line.served.lock().unwrap().is_empty());
         done.store(true, Ordering::SeqCst);
         behind.join();
-        worker.expect_line("released", SOON);
+        worker.expect_line("released", TIMEOUT);
         assert_eq!(line.join(), [0]);
         assert_eq!(served(&server), [7]);
         leaves_nothing(&server, &name);
@@ -463,7 +463,7 @@ fn a_waiter_keeps_its_place_however_long_it_waits() {
     assert!(u128::from(sent) <= 2 * times * 3 + 4, "{sent} scripts");
     assert_eq!(wait_queue(&server, "patient", 4), before);
     let mut redis = server.connection();
-    wait_until("their time begins anew", SOON, || {
+    wait_until("their time begins anew", TIMEOUT, || {
         let scores: Vec<(String, f64)> =
             redis.zrange_withscores(timeouts_key("patient"), 0, -1).unwrap();
         let (seconds, micros): (u64, u64) = redis::cmd("TIME").query(&mut redis).unwrap();

@@ -53,7 +53,7 @@ fn lost_replies_of_acquire_and_release_change_nothing() {
         on_script(&proxy, "lost", 1, action);
         drop(guard);
         leaves_nothing(&server, "lost");
-        proxy.wait_fired(4, SOON);
+        proxy.wait_fired(4, TIMEOUT);
     }
 }
 
@@ -61,7 +61,7 @@ fn lost_replies_of_acquire_and_release_change_nothing() {
 /// server would drop its waiter from the head of a free lock's queue. A waiter of a new client
 /// subscribes only after the reply to its first request.
 fn patient(server: &Server, proxy: &Proxy) -> Client {
-    let client = Client::builder(&proxy.url()).connections(1).response_timeout(SOON);
+    let client = Client::builder(&proxy.url()).connections(1).response_timeout(TIMEOUT);
     let client = client.connect().unwrap();
     let guard = client.fair_lock("warm").lock().unwrap();
     let (waiting, cancel) = waits(&client.fair_lock("warm"));
@@ -81,11 +81,13 @@ fn a_waiter_can_give_up_before_the_request_of_another_is_answered() {
     let guard = client(&server).fair_lock("slow").lock().unwrap();
     on_script(&proxy, "slow", 2, Action::HoldReply);
     let (first, _) = waits(&lock);
-    proxy.wait_fired(1, SOON);
+    proxy.wait_fired(1, TIMEOUT);
 
     // The request of this waiter has not been sent.
     let timed = lock.clone();
-    assert!(elsewhere(move || answered(|| timed.try_lock_for(UNIT / 10)).into_option().is_none()));
+    assert!(elsewhere(move || answered(|| timed.try_lock_for(TIME_UNIT / 10))
+        .into_option()
+        .is_none()));
     let (waiting, cancel) = waits(&lock);
     waiting.wait_asleep();
     cancel.cancel();
@@ -98,7 +100,7 @@ fn a_waiter_can_give_up_before_the_request_of_another_is_answered() {
     let (third, cancel) = waits(&lock);
     third.wait_asleep();
     proxy.release();
-    proxy.wait_fired(2, SOON);
+    proxy.wait_fired(2, TIMEOUT);
     wait_queue(&server, "slow", 3);
     cancel.cancel();
     assert_eq!(third.join().unwrap_err().kind(), ErrorKind::Cancelled);
@@ -120,7 +122,7 @@ fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
     let guard = other.lock().unwrap();
     on_script(&proxy, "copies", 1, Action::HoldReply);
     let (first, cancel) = waits(&lock);
-    proxy.wait_fired(1, SOON);
+    proxy.wait_fired(1, TIMEOUT);
     let ahead = wait_queue(&server, "copies", 1);
     let (leader, _) = waits(&lock);
     leader.wait_asleep();
@@ -134,9 +136,9 @@ fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
     proxy.on(Direction::Request, 1, Action::Silence, acquires);
     proxy.release();
     assert_eq!(first.join().unwrap_err().kind(), ErrorKind::Cancelled);
-    proxy.wait_fired(2, SOON);
+    proxy.wait_fired(2, TIMEOUT);
     let mut line = Vec::new();
-    wait_until("two more stand in the queue", SOON, || {
+    wait_until("two more stand in the queue", TIMEOUT, || {
         line = queue(&server, "copies");
         line.retain(|owner| *owner != ahead[0]);
         line.len() == 2
@@ -145,7 +147,7 @@ fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
     guard.unlock().unwrap();
     let mut redis = server.connection();
     let mut has = |owner: &String| {
-        wait_until("it is handed on", SOON, || {
+        wait_until("it is handed on", TIMEOUT, || {
             holder(&mut redis, "copies").is_some_and(|(holder, _)| holder == *owner)
         });
     };
@@ -155,13 +157,13 @@ fn a_waiter_granted_between_two_copies_of_a_request_has_the_lock_at_once() {
     // Waits until the server's clock has advanced by more than 2 ms.
     let mut now = || redis::cmd("TIME").query::<(u64, u64)>(&mut redis).unwrap();
     let granted = now();
-    wait_until("the clock goes on", SOON, || {
+    wait_until("the clock goes on", TIMEOUT, || {
         let (seconds, micros) = now();
         (seconds - granted.0) * 1_000_000 + micros > granted.1 + 2_000
     });
     proxy.on(Direction::Request, 1, Action::HoldReply, acquires);
     assert!(proxy.cut_matching("EVAL") > 0);
-    proxy.wait_fired(3, SOON);
+    proxy.wait_fired(3, TIMEOUT);
     // The reply to a keep-alive request must not make the waiter send a request.
     let sign_of_life = redis::Script::new(concat!(
         include_str!("../../../lua/prelude.lua"),
@@ -207,7 +209,7 @@ fn an_acquire_of_unknown_outcome_leaves_neither_a_hold_nor_a_place() {
             let error = tried.map(drop).unwrap_err();
             is_clear(&error, &name, "given up in the background");
             fired += times;
-            proxy.wait_fired(fired, SOON);
+            proxy.wait_fired(fired, TIMEOUT);
             proxy.release();
             wait_queue(&server, &name, 0);
             drop(guard);
@@ -249,7 +251,7 @@ fn an_acquire_that_a_stalled_server_runs_late_leaves_nothing() {
         assert!(sent > 0, "the test shows nothing: {errors:?}");
         server.resume();
         // Redis may read the commands of the new connection before those of the old connection.
-        wait_until("the acquires have run", SOON, || {
+        wait_until("the acquires have run", TIMEOUT, || {
             Commands::so_far(&server).of("hset") >= before + sent
         });
         for name in &names {
@@ -270,9 +272,9 @@ fn calls_that_never_reached_the_server_leave_nothing_to_give_up() {
         assert!(lock.lock().map(drop).unwrap_err().kind().is_server_trouble());
     }
     server.restart_empty();
-    wait_until("it is back", SOON, || lock.lock().is_ok());
+    wait_until("it is back", TIMEOUT, || lock.lock().is_ok());
     // If the client still had background requests, it would send them in this time.
-    thread::sleep(UNIT * 5);
+    thread::sleep(TIME_UNIT * 5);
     let scripts = Commands::so_far(&server).scripts();
     assert!(scripts < 50, "{scripts} scripts");
     leaves_nothing(&server, "away");
@@ -297,7 +299,7 @@ fn a_lost_give_up_is_given_up_again() {
         on_script(&proxy, "left", times, action);
         token.cancel();
         assert_eq!(waiter.join(), ErrorKind::Cancelled);
-        proxy.wait_fired(fired + 1, SOON);
+        proxy.wait_fired(fired + 1, TIMEOUT);
         wait_queue(&server, "left", 0);
         proxy.clear_rules();
     }
@@ -314,7 +316,7 @@ fn a_release_in_the_subscribers_absence_reaches_the_waiter() {
         let () = redis::cmd("CLIENT").arg(&["KILL", "TYPE", "pubsub"]).query(&mut redis).unwrap();
     };
     for round in 0..6 {
-        at_once(|| {
+        woken_by_message(|| {
             let guard = one.fair_lock("absence").lock().unwrap();
             let mut line = Line::new(&server);
             line.add(&other.fair_lock("absence"));
@@ -368,7 +370,7 @@ fn something_else_under_a_key_is_an_error_and_is_left_as_it_is() {
         let () = redis.set(key, "precious").unwrap();
         let lock = client.fair_lock("typed");
         let mut took = 0;
-        for attempt in [lock.lock().map(Taken), lock.try_lock_for(SOON), lock.try_lock()] {
+        for attempt in [lock.lock().map(Taken), lock.try_lock_for(TIMEOUT), lock.try_lock()] {
             match attempt {
                 // This call did not need the overwritten key.
                 Ok(Taken(guard)) => {

@@ -23,11 +23,11 @@ use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 /// The time that a dead waiter at the head may cost the other waiters in these tests. A waiter
 /// sends a keep-alive every third of this time, so it keeps its place on a machine that stands
 /// still for a second and a half.
-const FAIR_WAIT: Duration = Duration::from_millis(25 * UNIT.as_millis() as u64);
+const FAIR_WAIT: Duration = Duration::from_millis(25 * TIME_UNIT.as_millis() as u64);
 /// The lease of a grant by message.
 const PROVISIONAL: Duration = Duration::from_secs(2);
 /// A lease that is short enough for a test to wait for its end.
-const LEASE: Duration = Duration::from_millis(6 * UNIT.as_millis() as u64);
+const LEASE: Duration = Duration::from_millis(6 * TIME_UNIT.as_millis() as u64);
 
 /// Returns a client for which dead waiters cost little time.
 fn quick(server: &Server) -> Client {
@@ -36,12 +36,16 @@ fn quick(server: &Server) -> Client {
 
 /// Returns a client for which dead waiters cost more time than a test waits.
 fn slow(server: &Server) -> Client {
-    let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
-    builder.fair_wait_timeout(LONG).connect().unwrap()
+    let builder = Client::builder(&server.url()).watchdog_timeout(LONG_LEASE);
+    builder.fair_wait_timeout(LONG_LEASE).connect().unwrap()
 }
 
 fn quick_at(url: &str) -> Client {
-    Client::builder(url).watchdog_timeout(LONG).fair_wait_timeout(FAIR_WAIT).connect().unwrap()
+    Client::builder(url)
+        .watchdog_timeout(LONG_LEASE)
+        .fair_wait_timeout(FAIR_WAIT)
+        .connect()
+        .unwrap()
 }
 
 fn queue_key(name: &str) -> String {
@@ -60,7 +64,7 @@ fn queue(server: &Server, name: &str) -> Vec<String> {
 /// Waits until `length` owners are in the queue, and checks that the set has the same owners.
 #[track_caller]
 fn wait_queue(server: &Server, name: &str, length: usize) -> Vec<String> {
-    wait_until(&format!("{length} stand in the queue"), SOON, || {
+    wait_until(&format!("{length} stand in the queue"), TIMEOUT, || {
         queue(server, name).len() == length
     });
     // The commands are not a transaction, since a server without memory refuses transactions.
@@ -79,7 +83,7 @@ fn wait_queue(server: &Server, name: &str, length: usize) -> Vec<String> {
 fn leaves_nothing(server: &Server, name: &str) {
     let mut redis = server.connection();
     let keys = [name.to_owned(), queue_key(name), timeouts_key(name)];
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + TIMEOUT;
     loop {
         let left: Vec<_> =
             keys.iter().filter(|key| redis.exists::<_, bool>(*key).unwrap()).collect();
@@ -116,7 +120,7 @@ impl Line {
             // A thread must record its number before it passes the lock on.
             guard.unlock().unwrap();
         }));
-        wait_until("it stands in the queue", SOON, || length() > before);
+        wait_until("it stands in the queue", TIMEOUT, || length() > before);
     }
 
     fn join(self) -> Vec<usize> {
@@ -137,7 +141,7 @@ fn received(redis: &mut redis::Connection) -> u64 {
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
-    let mut builder = Client::builder(job.arg(0)).watchdog_timeout(RENEWED);
+    let mut builder = Client::builder(job.arg(0)).watchdog_timeout(SHORT_LEASE);
     if job.role() != "slow" {
         builder = builder.fair_wait_timeout(FAIR_WAIT);
     }
@@ -161,11 +165,11 @@ fn process(role: &str, server: &Server, name: &str, at: usize) -> Worker {
     let before = queue(server, name).len();
     let mut worker =
         Worker::spawn_test("fair_lock::worker", role, &[&server.url(), name, &at.to_string()]);
-    worker.expect_line("waits", SOON);
+    worker.expect_line("waits", TIMEOUT);
     if role == "holder" {
-        worker.expect_line("got it", SOON);
+        worker.expect_line("got it", TIMEOUT);
     } else {
-        wait_until("it stands in the queue", SOON, || queue(server, name).len() > before);
+        wait_until("it stands in the queue", TIMEOUT, || queue(server, name).len() > before);
     }
     worker
 }
@@ -182,7 +186,9 @@ fn behind(proxy: &Proxy) -> Client {
     let lock = client.fair_lock("warm");
     let guard = lock.lock().unwrap();
     let waits = client.fair_lock("warm");
-    assert!(elsewhere(move || answered(|| waits.try_lock_for(UNIT / 10)).into_option().is_none()));
+    assert!(elsewhere(move || answered(|| waits.try_lock_for(TIME_UNIT / 10))
+        .into_option()
+        .is_none()));
     guard.unlock().unwrap();
     client
 }

@@ -26,7 +26,7 @@ fn threads_and_clients_are_served_in_the_order_they_came() {
                 if at % 2 == 0 { drop(guard) } else { guard.unlock().unwrap() }
             });
             threads.push(thread);
-            wait_until("it stands in the queue", SOON, || {
+            wait_until("it stands in the queue", TIMEOUT, || {
                 redis.llen::<_, usize>(&key).unwrap() == threads.len()
             });
         }
@@ -47,7 +47,7 @@ fn processes_are_served_in_the_order_they_came() {
         (0..5).map(|at| process("waiter", &server, "processes", at)).collect();
     wait_queue(&server, "processes", 5);
     guard.unlock().unwrap();
-    workers.iter_mut().for_each(|worker| drop(worker.expect_line("released", SOON)));
+    workers.iter_mut().for_each(|worker| drop(worker.expect_line("released", TIMEOUT)));
     assert_eq!(served(&server), [0, 1, 2, 3, 4]);
     leaves_nothing(&server, "processes");
 }
@@ -66,7 +66,7 @@ fn a_try_does_not_pass_the_queue() {
         let lock = client.fair_lock("tried");
         assert!(lock.try_lock().unwrap().into_option().is_none());
         assert!(answered(|| lock.try_lock_for(Duration::ZERO)).into_option().is_none());
-        assert!(answered(|| lock.try_lock_for(UNIT)).into_option().is_none());
+        assert!(answered(|| lock.try_lock_for(TIME_UNIT)).into_option().is_none());
         assert!(!lock.is_locked().unwrap());
     }
     assert_eq!(wait_queue(&server, "tried", 1), [foreign]);

@@ -50,7 +50,7 @@ fn a_place_that_a_late_request_takes_keeps_no_waiter_out() {
             let name = format!("late {released} {behind}");
             let guard = other.fair_lock(&name).lock().unwrap();
             let owner = gone(&server, &one, &name);
-            assert!(ask_late(&server, &name, &owner, UNIT));
+            assert!(ask_late(&server, &name, &owner, TIME_UNIT));
             assert_eq!(wait_queue(&server, &name, 1), [&*owner]);
             let next = || {
                 let lock = other.fair_lock(&name);
@@ -83,7 +83,7 @@ fn a_late_request_with_a_short_lease_leaves_no_place_though_no_waiter_comes() {
     let mut commands = BufReader::new(monitor).lines().map(Result::unwrap);
     assert_eq!(commands.next().unwrap(), "+OK");
     on_script(&proxy, "short", 2, Action::LoseReply);
-    let lock = client.fair_lock("short").with_lease(UNIT / 10);
+    let lock = client.fair_lock("short").with_lease(TIME_UNIT / 10);
     is_clear(&lock.lock().map(drop).unwrap_err(), "short", "given up in the background");
     let owner = commands
         .find_map(|command| {
@@ -93,8 +93,8 @@ fn a_late_request_with_a_short_lease_leaves_no_place_though_no_waiter_comes() {
         .unwrap();
     wait_queue(&server, "short", 0);
     // This time is many times the lease.
-    thread::sleep(UNIT * 3);
-    assert!(ask_late(&server, "short", &owner, UNIT / 10), "the test shows nothing");
+    thread::sleep(TIME_UNIT * 3);
+    assert!(ask_late(&server, "short", &owner, TIME_UNIT / 10), "the test shows nothing");
     wait_queue(&server, "short", 0);
     guard.unlock().unwrap();
     leaves_nothing(&server, "short");
@@ -107,7 +107,7 @@ fn a_message_for_a_holder_takes_nothing_from_it() {
     let guard = client.fair_lock("told late").lock().unwrap();
     // A wait makes the client subscribe.
     let waits = client.fair_lock("told late");
-    assert!(elsewhere(move || answered(|| waits.try_lock_for(UNIT)).into_option().is_none()));
+    assert!(elsewhere(move || answered(|| waits.try_lock_for(TIME_UNIT)).into_option().is_none()));
     let mut redis = server.connection();
     let owner = holder(&mut redis, "told late").unwrap().0;
     wait_queue(&server, "told late", 0);
@@ -117,7 +117,9 @@ fn a_message_for_a_holder_takes_nothing_from_it() {
         let heard: i64 = redis.publish(own_channel(&owner), message).unwrap();
         assert_eq!(heard, 1);
     }
-    wait_until("its client has seen to it", SOON, || Commands::so_far(&server).of("lrem") > left);
+    wait_until("its client has seen to it", TIMEOUT, || {
+        Commands::so_far(&server).of("lrem") > left
+    });
     assert_eq!(holder(&mut redis, "told late").unwrap().0, owner);
     for message in ["", "ask", "ask 1", "grant 1 x", "fence x y", "\u{0}"] {
         let _: i64 = redis.publish(own_channel(&owner), message).unwrap();

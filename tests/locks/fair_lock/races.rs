@@ -65,7 +65,7 @@ fn timeouts_and_cancels_that_race_with_grants_leave_nothing() {
 fn contend(urls: [String; 2], server: &Server, mut trouble: impl FnMut(&mut Random)) -> (u64, u64) {
     let mut random = Random::new();
     let clients = urls.map(|url| {
-        impatient(&url).watchdog_timeout(LONG).fair_wait_timeout(FAIR_WAIT).connect().unwrap()
+        impatient(&url).watchdog_timeout(LONG_LEASE).fair_wait_timeout(FAIR_WAIT).connect().unwrap()
     });
     let stop = Arc::new(AtomicBool::new(false));
     let errors = Arc::new(AtomicU64::new(0));
@@ -106,7 +106,7 @@ fn contend(urls: [String; 2], server: &Server, mut trouble: impl FnMut(&mut Rand
             })
         })
         .collect();
-    wait_until("so many were granted", SOON * 2, || {
+    wait_until("so many were granted", TIMEOUT * 2, || {
         trouble(&mut random);
         grants.load(Ordering::SeqCst) > 20
     });
@@ -121,7 +121,7 @@ fn connections_cut_at_any_moment_leave_one_holder_and_nothing_behind() {
     let proxies = [Proxy::before(&server), Proxy::before(&server)];
     let urls = [proxies[0].url(), proxies[1].url()];
     let (grants, errors) = contend(urls, &server, |random| {
-        let until = Instant::now() + UNIT * 30;
+        let until = Instant::now() + TIME_UNIT * 30;
         while Instant::now() < until {
             proxies[usize::try_from(random.below(2)).unwrap()].cut_all();
             thread::sleep(Duration::from_micros(random.below(30_000)));
@@ -136,7 +136,7 @@ fn a_flush_of_the_scripts_is_not_noticed() {
     let server = server();
     let (grants, errors) = contend([server.url(), server.url()], &server, |_| {
         let mut redis = server.connection();
-        let until = Instant::now() + UNIT * 10;
+        let until = Instant::now() + TIME_UNIT * 10;
         while Instant::now() < until {
             let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut redis).unwrap();
             thread::yield_now();

@@ -7,7 +7,7 @@ fn a_java_waiter_in_the_queue_has_its_turn_and_its_message() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let mut redis = server.connection();
-    at_once(|| {
+    woken_by_message(|| {
         let guard = one.fair_lock("java").lock().unwrap();
         let mut line = Line::new(&server);
         line.add(&one.fair_lock("java"));
@@ -20,10 +20,10 @@ fn a_java_waiter_in_the_queue_has_its_turn_and_its_message() {
         subscriber.subscribe(format!("{}:{foreign}", channel("java"))).unwrap();
         line.add(&other.fair_lock("java"));
         guard.unlock().unwrap();
-        wait_until("it has its turn", SOON, || queue(&server, "java").first() == Some(&foreign));
+        wait_until("it has its turn", TIMEOUT, || queue(&server, "java").first() == Some(&foreign));
         let message = subscriber.get_message().unwrap();
         assert_eq!(message.get_payload::<String>().unwrap(), "0");
-        thread::sleep(UNIT * 2);
+        thread::sleep(TIME_UNIT * 2);
         assert_eq!(*line.served.lock().unwrap(), [0], "nobody passes it");
         // Redisson's waiter takes the lock and releases it.
         let () = redis::pipe()
@@ -31,7 +31,7 @@ fn a_java_waiter_in_the_queue_has_its_turn_and_its_message() {
             .lpop(queue_key("java"), None)
             .zrem(timeouts_key("java"), &foreign)
             .hset("java", FOREIGN, 1)
-            .pexpire("java", i64::try_from(LONG.as_millis()).unwrap())
+            .pexpire("java", i64::try_from(LONG_LEASE.as_millis()).unwrap())
             .query(&mut redis)
             .unwrap();
         let next = queue(&server, "java").remove(0);
@@ -68,10 +68,10 @@ fn wait_as_redisson(redis: &mut redis::Connection, name: &str, number: u64, wait
 /// waiters added for the dropped waiters.
 #[test]
 fn a_dead_java_waiter_costs_no_more_than_its_short_wait() {
-    const WAIT: Duration = Duration::from_millis(4 * UNIT.as_millis() as u64);
+    const WAIT: Duration = Duration::from_millis(4 * TIME_UNIT.as_millis() as u64);
     let server = server();
     let client = || {
-        let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
+        let builder = Client::builder(&server.url()).watchdog_timeout(LONG_LEASE);
         let builder = builder.redisson_fair_lock_wait_timeout(WAIT);
         builder.fair_wait_timeout(FAIR_WAIT).connect().unwrap()
     };
@@ -104,8 +104,8 @@ fn a_java_holders_release_is_heard_by_the_first_waiter() {
     let (one, other) = (client(&server), client(&server));
     let mut redis = server.connection();
     for _ in 0..3 {
-        at_once(|| {
-            hold_as_redisson(&mut redis, "java holds", LONG);
+        woken_by_message(|| {
+            hold_as_redisson(&mut redis, "java holds", LONG_LEASE);
             let token = CancelToken::new();
             let (lock, cancel) = (one.fair_lock("java holds"), token.clone());
             let quitter = spawn(move || lock.lock_cancellable(&cancel).map(drop).is_err());
@@ -131,7 +131,7 @@ fn a_java_holders_release_is_heard_by_the_first_waiter() {
 #[test]
 fn a_java_release_before_the_waiter_listens_is_made_up_for() {
     for _ in 0..3 {
-        at_once(|| {
+        woken_by_message(|| {
             let server = server();
             let mut redis = server.connection();
             let proxy = Proxy::before(&server);
@@ -145,7 +145,7 @@ fn a_java_release_before_the_waiter_listens_is_made_up_for() {
             cancel.cancel();
             assert_eq!(hears.join().unwrap_err().kind(), ErrorKind::Cancelled);
             guard.unlock().unwrap();
-            hold_as_redisson(&mut redis, "unheard", LONG);
+            hold_as_redisson(&mut redis, "unheard", LONG_LEASE);
             // The subscription never reaches the server, so messages on that channel are lost.
             proxy.on(Direction::Request, 1, Action::LoseRequest, |bytes| {
                 contains(bytes, "SUBSCRIBE") && contains(bytes, "{unheard}")
@@ -154,7 +154,7 @@ fn a_java_release_before_the_waiter_listens_is_made_up_for() {
             let lock = client.fair_lock("unheard");
             let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
             let owner = wait_queue(&server, "unheard", 1).remove(0);
-            proxy.wait_fired(1, SOON);
+            proxy.wait_fired(1, TIMEOUT);
             release_as_redisson(&mut redis, "unheard", &channel_of("unheard", &owner));
             proxy.accept();
             waiter.join();
@@ -179,9 +179,9 @@ fn only_a_waiter_behind_java_listens_to_a_channel_of_its_own() {
     for at in 0..6 {
         line.add(&[&one, &other][at % 2].fair_lock("channels"));
     }
-    wait_until("both clients listen", SOON, || numbers(&["*"]) == (2, 0));
+    wait_until("both clients listen", TIMEOUT, || numbers(&["*"]) == (2, 0));
     // An unwanted message would come within this time.
-    thread::sleep(UNIT);
+    thread::sleep(TIME_UNIT);
     assert_eq!(numbers(&["*{channels}*"]), (0, 0));
     assert_eq!(numbers(&["*"]), (2, 0), "one a client");
     guard.unlock().unwrap();
@@ -213,15 +213,17 @@ fn the_rights_that_the_documents_name_suffice() {
         for client in [&restricted, &other, &restricted, &restricted] {
             line.add(&client.fair_lock(name));
         }
-        assert!(answered(|| restricted.fair_lock(name).try_lock_for(UNIT)).into_option().is_none());
+        assert!(
+            answered(|| restricted.fair_lock(name).try_lock_for(TIME_UNIT)).into_option().is_none()
+        );
         // The time is long enough for keep-alive requests.
-        thread::sleep(if round == 0 { FAIR_WAIT } else { UNIT });
+        thread::sleep(if round == 0 { FAIR_WAIT } else { TIME_UNIT });
         guard.unlock().unwrap();
         assert_eq!(line.join(), [0, 1, 2, 3]);
     }
     // The waiter is behind a Java holder. A forced unlock grants it the lock.
     let mut redis = server.connection();
-    hold_as_redisson(&mut redis, name, LONG);
+    hold_as_redisson(&mut redis, name, LONG_LEASE);
     let lock = restricted.fair_lock(name);
     let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
     let owner = wait_queue(&server, name, 1).remove(0);
@@ -242,13 +244,13 @@ fn a_refused_unsubscription_is_no_other_channels_refusal() {
     let (restricted, other) = (Client::connect(&url).unwrap(), client(&server));
     let mut redis = server.connection();
     for round in 0..5 {
-        at_once(|| {
+        woken_by_message(|| {
             let guard = other.fair_lock("fair").lock().unwrap();
             let mut line = Line::new(&server);
             line.add(&restricted.fair_lock("fair"));
             // The client gives up the channel of one waiter while another waiter subscribes to a
             // new channel.
-            hold_as_redisson(&mut redis, "java", LONG);
+            hold_as_redisson(&mut redis, "java", LONG_LEASE);
             let lock = restricted.fair_lock("java");
             let waiter = spawn(move || lock.lock().unwrap().unlock().unwrap());
             let owner = wait_queue(&server, "java", 1).remove(0);

@@ -25,7 +25,7 @@ fn each_call_that_finds_a_free_lock_grants_it_to_the_first_in_line() {
             "one of no lock" => drop(lock.force_unlock().unwrap()),
             "a question" => {
                 third = Some(Guest::of(&client(&server).reentrant_lock("found")));
-                wait_until("it stands in line", SOON, || {
+                wait_until("it stands in line", TIMEOUT, || {
                     queue(&mut redis, "found").last().is_some_and(|last| !line.contains(last))
                 });
             }
@@ -76,7 +76,7 @@ fn locks_that_share_a_channel_share_no_queue() {
     let server = server();
     let mut redis = server.connection();
     let second = format!("{}1", server.url());
-    let second = || Client::builder(&second).watchdog_timeout(LONG).connect().unwrap();
+    let second = || Client::builder(&second).watchdog_timeout(LONG_LEASE).connect().unwrap();
     // Another name has the same channel, and another database has the same name.
     for (name, twin, apart) in [("x", "{x}", false), ("{x}", "x", false), ("x", "x", true)] {
         let (one, other) = (client(&server), client(&server));

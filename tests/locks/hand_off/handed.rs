@@ -45,7 +45,7 @@ fn a_grant_of_a_time_that_no_clock_shows_is_no_panic() {
 fn a_fixed_lease_shorter_than_the_provisional_one_ends_at_the_server_too() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let lock = behind(&server, &proxy).reentrant_lock("short").with_lease(UNIT * 3);
+    let lock = behind(&server, &proxy).reentrant_lock("short").with_lease(TIME_UNIT * 3);
     // The wanted lease is shorter than the lease of a grant by message. If the client did nothing
     // at its end, the lock would stay taken until the end of the longer lease.
     once_within(PROVISIONAL, || {
@@ -58,7 +58,7 @@ fn a_fixed_lease_shorter_than_the_provisional_one_ends_at_the_server_too() {
             assert!(!guard.is_held());
         });
         let entered = entered.recv().unwrap();
-        wait_free(&server, "short", SOON);
+        wait_free(&server, "short", TIMEOUT);
         let took = entered.elapsed();
         drop(tell);
         waiter.join();
@@ -109,8 +109,8 @@ fn a_check_while_its_lease_is_being_raised_does_not_wait_for_that() {
     let lock = client.reentrant_lock("raised");
     let mut redis = server.connection();
     let waiter = handed(&server, &proxy, &lock, move |guard, _| {
-        wait_until("it is raised", SOON, || pttl(&mut redis, "raised") > 2_000);
-        guard.check(LONG / 2).unwrap();
+        wait_until("it is raised", TIMEOUT, || pttl(&mut redis, "raised") > 2_000);
+        guard.check(LONG_LEASE / 2).unwrap();
     });
     waiter.join();
     proxy.release();
@@ -120,14 +120,14 @@ fn a_check_while_its_lease_is_being_raised_does_not_wait_for_that() {
 fn a_level_of_the_watchdogs_takes_nothing_from_a_fixed_lease_that_is_longer() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = Client::builder(&proxy.url()).watchdog_timeout(UNIT * 30).connect().unwrap();
+    let client = Client::builder(&proxy.url()).watchdog_timeout(TIME_UNIT * 30).connect().unwrap();
     let lock = client.reentrant_lock("levels");
     let inner = lock.clone();
-    let waiter = handed(&server, &proxy, &lock.with_lease(LONG), move |guard, _| {
+    let waiter = handed(&server, &proxy, &lock.with_lease(LONG_LEASE), move |guard, _| {
         let level = inner.lock().unwrap();
-        wait_until("it is raised", SOON, || guard.remaining() > PROVISIONAL);
+        wait_until("it is raised", TIMEOUT, || guard.remaining() > PROVISIONAL);
         drop(level);
-        guard.check(LONG / 2).unwrap();
+        guard.check(LONG_LEASE / 2).unwrap();
     });
     waiter.join();
 }
@@ -139,13 +139,13 @@ fn a_provisional_lease_longer_than_the_wanted_one_is_cut_after_a_moment() {
     let server = server();
     let proxy = Proxy::before(&server);
     let mut redis = server.connection();
-    let short = UNIT * 10;
+    let short = TIME_UNIT * 10;
     let fixed = behind(&server, &proxy).reentrant_lock("cut").with_lease(short);
     let client = Client::builder(&proxy.url()).watchdog_timeout(short).connect().unwrap();
     warm_up(&server, &client);
     for lock in [fixed, client.reentrant_lock("watched")] {
         let name = lock.name().to_owned();
-        wait_until("it ends with its lease", SOON, || {
+        wait_until("it ends with its lease", TIMEOUT, || {
             let (tell, told) = mpsc::channel::<()>();
             let (say, entered) = mpsc::channel();
             let holder = handed(&server, &proxy, &lock, move |guard, entered| {
@@ -154,7 +154,7 @@ fn a_provisional_lease_longer_than_the_wanted_one_is_cut_after_a_moment() {
                 drop(guard);
             });
             let entered = entered.recv().unwrap();
-            wait_until("it lasts for as long as it was asked for", SOON, || {
+            wait_until("it lasts for as long as it was asked for", TIMEOUT, || {
                 (1..=millis(short)).contains(&pttl(&mut redis, &name))
             });
             let is_cut = entered.elapsed() < short / 2;
@@ -169,17 +169,17 @@ fn a_provisional_lease_longer_than_the_wanted_one_is_cut_after_a_moment() {
 fn a_fixed_lease_outlives_its_thread() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let lock = behind(&server, &proxy).reentrant_lock("outlives").with_lease(LONG);
+    let lock = behind(&server, &proxy).reentrant_lock("outlives").with_lease(LONG_LEASE);
     handed(&server, &proxy, &lock, |guard, _| guard.forget()).join();
     let mut redis = server.connection();
-    wait_until("it is raised", SOON, || pttl(&mut redis, "outlives") > 2_000);
+    wait_until("it is raised", TIMEOUT, || pttl(&mut redis, "outlives") > 2_000);
 }
 
 /// A busy machine may delay replies, so only one of several rounds must succeed.
 #[test]
 fn many_fixed_leases_are_raised_in_time_at_a_distance() {
     let server = server();
-    wait_until("none is lost", SOON, || lost_at_a_distance(&server) == 0);
+    wait_until("none is lost", TIMEOUT, || lost_at_a_distance(&server) == 0);
 }
 
 /// Grants many holds by message at the same time. Returns how many are lost.
@@ -193,7 +193,7 @@ fn lost_at_a_distance(server: &Server) -> usize {
     let waiters: Vec<_> = names
         .iter()
         .map(|name| {
-            let lock = client.reentrant_lock(name).with_lease(LONG);
+            let lock = client.reentrant_lock(name).with_lease(LONG_LEASE);
             spawn(move || {
                 let guard = lock.lock().unwrap();
                 thread::sleep(PROVISIONAL * 2);
@@ -204,7 +204,7 @@ fn lost_at_a_distance(server: &Server) -> usize {
     names.iter().for_each(|name| wait_in_line(server, name, 1));
     wait_hearing(server, 1);
     waiters.iter().for_each(Running::wait_asleep);
-    proxy.set_delay(UNIT / 4);
+    proxy.set_delay(TIME_UNIT / 4);
     guards.into_iter().for_each(|guard| guard.unlock().unwrap());
     waiters.into_iter().map(Running::join).filter(Result::is_err).count()
 }
@@ -219,12 +219,12 @@ fn a_raise_whose_reply_is_lost_is_tried_again_in_time() {
         let lock = behind(&server, &proxy).reentrant_lock("silent");
         proxy.on(Direction::Request, 1, Action::Silence, renews);
         let waiter = handed(&server, &proxy, &lock, |guard, _| {
-            thread::sleep(PROVISIONAL + UNIT * 5);
+            thread::sleep(PROVISIONAL + TIME_UNIT * 5);
             guard.unlock()
         });
         match waiter.join() {
             Ok(()) => break,
-            Err(lost) => assert!(begun.elapsed() < SOON, "{lost}"),
+            Err(lost) => assert!(begun.elapsed() < TIMEOUT, "{lost}"),
         }
     }
 }
@@ -239,14 +239,14 @@ fn a_grant_that_a_refusal_makes_void_is_asked_for_at_once() {
     let (first, client) = (client(&server), behind_by(&server, &proxy, 2));
     let mut redis = server.connection();
     for message_first in [true, false] {
-        at_once(|| {
+        woken_by_message(|| {
             let guard = first.reentrant_lock("void").lock().unwrap();
             if message_first {
                 proxy.on_request("redlatch_queue:{void}", Action::HoldReply);
             }
             let refused = proxy.fired() + usize::from(message_first);
             let guest = Guest::in_line(&server, &client, "void", 1);
-            proxy.wait_fired(refused, SOON);
+            proxy.wait_fired(refused, TIMEOUT);
             if !message_first {
                 guest.thread.wait_queued();
             }
@@ -258,7 +258,7 @@ fn a_grant_that_a_refusal_makes_void_is_asked_for_at_once() {
                 .atomic()
                 .del(&["void", &queue_key("void")])
                 .hset("void", &place, 1)
-                .pexpire("void", millis(LONG))
+                .pexpire("void", millis(LONG_LEASE))
                 .publish(
                     own_channel(&place),
                     format!("grant {number} {}000 2000 lock,0,0,0 0 void", now - 1),

@@ -31,8 +31,8 @@ fn a_grant_by_message_is_provisional_and_raised_even_if_requests_and_replies_are
             // The first request may have reached the server although the client got no reply.
             assert!(at == 1 || left <= millis(PROVISIONAL), "{left}");
             assert!(at == 1 || guard.remaining() <= PROVISIONAL);
-            wait_until("it is raised", SOON, || guard.remaining() > LONG / 2);
-            assert!(pttl(&mut redis, name) > millis(LONG / 2));
+            wait_until("it is raised", TIMEOUT, || guard.remaining() > LONG_LEASE / 2);
+            assert!(pttl(&mut redis, name) > millis(LONG_LEASE / 2));
             guard.unlock().unwrap();
         });
         assert_eq!(proxy.fired(), 2);
@@ -44,7 +44,7 @@ fn a_grant_by_message_is_provisional_and_raised_even_if_requests_and_replies_are
 fn a_fixed_lease_is_raised_once_and_counts_from_the_grant() {
     let server = server();
     // On a busy machine the hold may end before the raise.
-    wait_until("it is raised in time", SOON, || is_raised_once(&server));
+    wait_until("it is raised in time", TIMEOUT, || is_raised_once(&server));
 }
 
 /// Whether the hold was raised in time.
@@ -58,7 +58,7 @@ fn is_raised_once(server: &Server) -> bool {
     let in_time = handed(server, &proxy, "fixed", Some(lease), move |guard, entered| {
         let (tell, lost) = mpsc::channel();
         guard.on_lost(move |reason| tell.send((reason, Instant::now())).unwrap());
-        wait_until("it is raised", SOON, || {
+        wait_until("it is raised", TIMEOUT, || {
             !guard.is_held() || pttl(&mut redis, "fixed") > millis(PROVISIONAL)
         });
         if !guard.is_held() {
@@ -71,12 +71,12 @@ fn is_raised_once(server: &Server) -> bool {
         let left = Duration::from_millis(pttl(&mut redis, "fixed").unsigned_abs());
         // (On a busy machine, time passes between the read of the clock and the request.)
         for left in [left, guard.remaining()] {
-            assert!(now + left < lease + UNIT * 7, "it ends {:?} after the grant", now + left);
+            assert!(now + left < lease + TIME_UNIT * 7, "it ends {:?} after the grant", now + left);
         }
-        let (reason, at) = lost.recv_timeout(SOON).unwrap();
+        let (reason, at) = lost.recv_timeout(TIMEOUT).unwrap();
         assert_eq!(reason, LostReason::LeaseExpired);
         let held = at - entered;
-        assert!(held + UNIT * 7 > lease, "held for {held:?}");
+        assert!(held + TIME_UNIT * 7 > lease, "held for {held:?}");
         assert_eq!(renewals.load(Ordering::SeqCst), raised, "it was raised again");
         assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
         true
@@ -98,20 +98,20 @@ fn a_fixed_lease_shorter_than_the_provisional_one_frees_the_lock_at_its_end() {
 fn ends_short(server: &Server, way: &'static str) -> Duration {
     let proxy = Proxy::before(server);
     let (say, kept) = mpsc::channel();
-    handed(server, &proxy, "short", Some(UNIT * 3), move |guard, entered| {
+    handed(server, &proxy, "short", Some(TIME_UNIT * 3), move |guard, entered| {
         say.send(entered).unwrap();
         let (tell, lost) = mpsc::channel();
         guard.on_lost(move |reason| tell.send(reason).unwrap());
-        assert!(guard.remaining() <= UNIT * 3);
+        assert!(guard.remaining() <= TIME_UNIT * 3);
         if way == "asleep" {
-            assert_eq!(lost.recv_timeout(SOON), Ok(LostReason::LeaseExpired));
+            assert_eq!(lost.recv_timeout(TIMEOUT), Ok(LostReason::LeaseExpired));
         } else {
             // The thread calls `unlock` as soon as the guard reports the loss.
             while guard.is_held() {
                 std::hint::spin_loop();
             }
         }
-        assert!(entered.elapsed() + UNIT > UNIT * 3);
+        assert!(entered.elapsed() + TIME_UNIT > TIME_UNIT * 3);
         assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     });
     let entered: Instant = kept.recv().unwrap();
@@ -125,22 +125,22 @@ fn a_check_right_after_a_hand_over_raises_the_hold() {
     let server = server();
     let proxy = Proxy::before(&server);
     handed(&server, &proxy, "checked", None, move |guard, _| {
-        guard.check(LONG / 6).unwrap();
-        assert!(guard.remaining() > LONG / 2);
-        guard.check(LONG / 6).unwrap();
+        guard.check(LONG_LEASE / 6).unwrap();
+        assert!(guard.remaining() > LONG_LEASE / 2);
+        guard.check(LONG_LEASE / 6).unwrap();
         guard.unlock().unwrap();
     });
     // If the machine stood still until the client sent the raise again, the test runs another
     // round.
-    wait_until("its raise is on its way", SOON, || {
+    wait_until("its raise is on its way", TIMEOUT, || {
         let held_back = Arc::new(Proxy::before(&server));
         on_script(&held_back, RENEW, "checked late", 1, Action::HoldReply);
         let network = Arc::clone(&held_back);
         let (tell, told) = mpsc::channel();
         handed(&server, &held_back, "checked late", None, move |guard, _| {
-            network.wait_fired(1, SOON);
+            network.wait_fired(1, TIMEOUT);
             tell.send(guard.remaining() <= PROVISIONAL).unwrap();
-            guard.check(LONG / 6).unwrap();
+            guard.check(LONG_LEASE / 6).unwrap();
             assert_eq!(guard.state(), HoldState::Held);
             network.release();
             guard.unlock().unwrap();
@@ -148,9 +148,9 @@ fn a_check_right_after_a_hand_over_raises_the_hold() {
         told.recv().unwrap()
     });
     let fixed = Proxy::before(&server);
-    handed(&server, &fixed, "checked fixed", Some(LONG), move |guard, _| {
-        guard.check(LONG / 6).unwrap();
-        let error = guard.check(LONG * 2).unwrap_err();
+    handed(&server, &fixed, "checked fixed", Some(LONG_LEASE), move |guard, _| {
+        guard.check(LONG_LEASE / 6).unwrap();
+        let error = guard.check(LONG_LEASE * 2).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::EndsTooSoon, "{error}");
         guard.unlock().unwrap();
     });
@@ -182,5 +182,5 @@ fn a_grant_dated_in_the_future_counts_from_its_receipt() {
     let () = redis.publish(own, format!("grant {number} {later} 2000 lock,0,0,0 0 clock")).unwrap();
     assert!(waiter.join() <= PROVISIONAL);
     drop(guard);
-    wait_free(&server, "clock", SOON);
+    wait_free(&server, "clock", TIMEOUT);
 }

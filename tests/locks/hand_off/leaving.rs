@@ -23,7 +23,7 @@ fn a_waiter_that_was_killed_is_passed_by_the_release() {
     dead.iter_mut().for_each(Worker::sigkill);
     for owner in &line[..3] {
         let channel = own_channel(owner);
-        wait_until("the server knows", SOON, || {
+        wait_until("the server knows", TIMEOUT, || {
             let heard: (String, u64) =
                 redis::cmd("PUBSUB").arg("NUMSUB").arg(&channel).query(&mut redis).unwrap();
             heard.1 == 0
@@ -104,10 +104,10 @@ fn a_very_short_wait_leaves_neither_place_nor_hold() {
     let total = |what: usize| -> u64 {
         counts.iter().map(|count| count[what].load(Ordering::SeqCst)).sum()
     };
-    wait_until("thousands have waited", SOON, || {
+    wait_until("thousands have waited", TIMEOUT, || {
         // On a busy machine, a client may still have to remove one entry while it already has the
         // next.
-        wait_until("no place is left behind", SOON, || {
+        wait_until("no place is left behind", TIMEOUT, || {
             queue(&mut redis, "moment").len() <= clients.len()
         });
         total(0) > 3_000 && total(1) > 300
@@ -119,8 +119,8 @@ fn a_very_short_wait_leaves_neither_place_nor_hold() {
     assert_eq!(lapses.so_far(), before, "what nobody had had to lapse");
     // Nothing happens in the background any longer.
     let mut before = 0;
-    wait_until("nobody sends anything any more", SOON, || {
-        thread::sleep(UNIT / 2);
+    wait_until("nobody sends anything any more", TIMEOUT, || {
+        thread::sleep(TIME_UNIT / 2);
         let now = Commands::so_far(&server).scripts();
         std::mem::replace(&mut before, now) == now
     });
@@ -175,7 +175,7 @@ fn a_shutdown_leaves_neither_place_nor_hold() {
     let line = queue(&mut redis, "ends");
     proxy.on_reply("grant ", Action::HoldReply);
     next.leaves();
-    proxy.wait_fired(1, SOON);
+    proxy.wait_fired(1, TIMEOUT);
     assert_eq!(owner(&mut redis, "ends").as_ref(), Some(&line[0]));
     ending.shutdown();
     is_shut_down(granted);

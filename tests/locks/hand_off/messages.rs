@@ -8,13 +8,13 @@ fn a_grant_that_overtakes_the_reply_counts() {
     let proxy = Proxy::before(&server);
     let (one, other) = (client(&server), behind_by(&server, &proxy, 2));
     // On a busy machine the waiter may send another request before it has read the message.
-    wait_until("it has not to ask once more", SOON, || {
+    wait_until("it has not to ask once more", TIMEOUT, || {
         let (fired, asked) = (proxy.fired(), count_script(&proxy, ACQUIRE, "overtaken"));
         let guard = one.reentrant_lock("overtaken").lock().unwrap();
         on_script(&proxy, ACQUIRE, "overtaken", 1, Action::HoldReply);
         let guest = Guest::in_line(&server, &other, "overtaken", 1);
         // The reply says "refused", and the network holds it back.
-        proxy.wait_fired(fired + 1, SOON);
+        proxy.wait_fired(fired + 1, TIMEOUT);
         let place = queue(&mut server.connection(), "overtaken").remove(0);
         guard.unlock().unwrap();
         wait_read(&server, &place, || {});
@@ -48,7 +48,7 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     wait_subscribed(&server, &own_channel(&line[2]));
     // The process's waiter sends another request when its client has subscribed. The last waiter
     // has sent one, too.
-    wait_until("it has asked again", SOON, || Commands::so_far(&server).scripts() >= before + 3);
+    wait_until("it has asked again", TIMEOUT, || Commands::so_far(&server).scripts() >= before + 3);
     stopped.sigstop();
     first.leaves();
     second.wait_in();
@@ -64,9 +64,9 @@ fn a_process_that_was_stopped_over_its_grant_does_not_enter() {
     assert_eq!(queue(&mut redis, name), line[2..3]);
     assert_eq!(stopped.try_line(Duration::ZERO), None, "two are inside");
     last.leaves();
-    stopped.expect_line("in", SOON);
+    stopped.expect_line("in", TIMEOUT);
     stopped.send_line("leave");
-    stopped.expect_line("out", SOON);
+    stopped.expect_line("out", TIMEOUT);
     wait_left(&server, name);
 }
 
@@ -81,7 +81,7 @@ fn a_grant_to_a_connection_that_breaks_is_found_when_it_listens_again() {
     let cut_off = behind(&server, &proxy);
     let mut random = Random::new();
     for round in 0..10 {
-        at_once(|| {
+        woken_by_message(|| {
             let first = Guest::of(&clients[0].reentrant_lock("broken"));
             first.wait_in();
             let second = Guest::in_line(&server, &clients[1], "broken", 1);
@@ -208,7 +208,7 @@ fn a_grant_without_a_waiter_is_given_back_though_the_server_refused_first() {
     let uuid = owner(&mut redis, "other").unwrap().split_once(':').unwrap().0.to_owned();
     let stray = format!("{uuid}:777777");
     let () = redis.hset("stray", &stray, 1).unwrap();
-    let () = redis.pexpire("stray", millis(LONG)).unwrap();
+    let () = redis.pexpire("stray", millis(LONG_LEASE)).unwrap();
     let replicate = |of: [&str; 2]| {
         redis::cmd("REPLICAOF").arg(&of).exec(&mut server.connection()).unwrap();
     };
@@ -216,12 +216,12 @@ fn a_grant_without_a_waiter_is_given_back_though_the_server_refused_first() {
     let message = "grant 777777 0 2000 lock,0,0,0 0 stray";
     let heard: u64 = redis.publish(own_channel(&stray), message).unwrap();
     assert_eq!(heard, 1);
-    wait_until("it was refused", SOON, || {
+    wait_until("it was refused", TIMEOUT, || {
         let errors: String = redis::cmd("INFO").arg("errorstats").query(&mut redis).unwrap();
         errors.contains("errorstat_READONLY")
     });
     replicate(["NO", "ONE"]);
-    wait_free(&server, "stray", SOON);
+    wait_free(&server, "stray", TIMEOUT);
     guard.unlock().unwrap();
 }
 
@@ -236,7 +236,7 @@ fn a_grant_whose_message_comes_after_it_was_found_by_asking_is_not_given_back() 
     let place = queue(&mut redis, "found").remove(0);
     proxy.on_reply("grant ", Action::HoldReply);
     guard.unlock().unwrap();
-    proxy.wait_fired(1, SOON);
+    proxy.wait_fired(1, TIMEOUT);
     guest.wait_in();
     wait_read(&server, &place, || proxy.release());
     assert_eq!(owner(&mut redis, "found"), Some(place));
@@ -251,7 +251,7 @@ fn a_hold_got_anew_by_asking_outlasts_an_old_grant_message() {
     let server = server();
     let mut redis = server.connection();
     let other = warm(&server);
-    hold_as_redisson(&mut redis, "anew", UNIT * 5);
+    hold_as_redisson(&mut redis, "anew", TIME_UNIT * 5);
     let guest = Guest::in_line(&server, &other, "anew", 1);
     let place = queue(&mut redis, "anew").remove(0);
     guest.wait_in();
@@ -275,7 +275,7 @@ fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
     let proxy = Proxy::before(&server);
     let client = behind(&server, &proxy);
     let mut redis = server.connection();
-    hold_as_redisson(&mut redis, "twice", LONG);
+    hold_as_redisson(&mut redis, "twice", LONG_LEASE);
     let (tell, places) = mpsc::channel();
     let (other, copies) = (Mutex::new(server.connection()), AtomicU64::new(0));
     proxy.on(Direction::Request, 2, Action::LoseReply, move |bytes| {
@@ -290,7 +290,7 @@ fn a_hold_by_a_second_copy_of_a_request_outlasts_the_first_copys_message() {
         copy == 0
     });
     let guest = Guest::of(&client.reentrant_lock("twice"));
-    let place = places.recv_timeout(SOON).unwrap();
+    let place = places.recv_timeout(TIMEOUT).unwrap();
     guest.wait_in();
     let (_, number) = place.split_once(':').unwrap();
     let (now, _): (u64, u64) = redis::cmd("TIME").query(&mut redis).unwrap();
@@ -325,7 +325,7 @@ fn a_queue_entry_without_a_waiter_is_given_up_when_a_message_names_it() {
     }
     let (_, number) = owner.split_once(':').unwrap();
     let () = redis.publish(own_channel(&owner), format!("open {number} 0 0 stale")).unwrap();
-    wait_until("they are given up", SOON, || {
+    wait_until("they are given up", TIMEOUT, || {
         places.iter().all(|(queue, _)| redis.llen::<_, u64>(queue).unwrap() == 0)
     });
 }

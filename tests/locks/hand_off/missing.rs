@@ -7,7 +7,7 @@ use super::*;
 fn without_the_right_to_the_queue_every_verb_is_refused_and_changes_nothing() {
     let server = server();
     let mut redis = server.connection();
-    hold_as_redisson(&mut redis, "shop:held", LONG);
+    hold_as_redisson(&mut redis, "shop:held", LONG_LEASE);
     for (at, keys) in ["~redlatch_window:*", "~redlatch_queue:*"].into_iter().enumerate() {
         let mut user = User::new(&server, &format!("poor{at}"));
         user.set(&["resetkeys", "~shop*", keys]);
@@ -85,7 +85,7 @@ fn a_waiter_without_a_right_to_the_queue_gets_an_error_and_leaves_no_place() {
     for (at, right) in ["lpop", "pexpire"].into_iter().enumerate() {
         let mut user = User::new(&server, &format!("stuck{at}"));
         // A holder of redlatch that notices the changes below would grant the lock to the waiter.
-        hold_as_redisson(&mut redis, "stuck", LONG);
+        hold_as_redisson(&mut redis, "stuck", LONG_LEASE);
         let guest = Guest::in_line(&server, &user.client(), "stuck", 1);
         user.set(&[&format!("-{right}")]);
         // No client gets a message, so the waiter sends a request.
@@ -111,7 +111,7 @@ fn a_missing_right_of_an_asker_costs_no_other_its_place_or_the_lock() {
     let rights = ["pexpire", "publish", "pubsub", "lpop", "lpos", "rpush", "hset", "time", "llen"];
     for right in rights {
         user.set(&["+@all", &format!("-{right}")]);
-        let error = refused(|| lock.try_lock_for(UNIT));
+        let error = refused(|| lock.try_lock_for(TIME_UNIT));
         is_clear(&error, "left", "ACL");
         assert_eq!(queue(&mut redis, "left"), [alive], "-{right}: {error}");
         assert_eq!(owner(&mut redis, "left"), None, "-{right}: {error}");
@@ -129,7 +129,7 @@ fn something_else_under_the_queues_key_is_an_error() {
     let there: String = redis.get(queue_key("odd")).unwrap();
     assert_eq!(there, "mine");
     let () = redis.del(queue_key("odd")).unwrap();
-    wait_free(&server, "odd", SOON);
+    wait_free(&server, "odd", TIMEOUT);
     let () = redis.set(queue_key("odd"), "mine").unwrap();
     is_clear(&lock.lock().map(drop).unwrap_err(), "odd", "other data");
     assert_eq!(owner(&mut redis, "odd"), None);
@@ -153,7 +153,7 @@ fn without_memory_a_lock_that_is_waited_for_is_handed_on() {
     first.leaves();
     second.wait_in();
     // The client raises the lease without memory, too.
-    wait_until("it is raised", SOON, || {
+    wait_until("it is raised", TIMEOUT, || {
         pttl(&mut server.connection(), "full") > millis(PROVISIONAL)
     });
     second.leaves();

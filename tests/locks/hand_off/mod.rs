@@ -24,7 +24,7 @@ const PROVISIONAL: Duration = Duration::from_secs(2);
 #[test]
 fn worker() {
     let Some(job) = Job::from_env() else { return };
-    let client = Client::builder(job.arg(0)).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(job.arg(0)).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let guard = client.reentrant_lock(job.arg(1)).lock().unwrap();
     job.say("in");
     let _ = job.wait_line();
@@ -71,7 +71,7 @@ impl Guest {
     }
 
     fn wait_in(&self) -> Instant {
-        self.entered.recv_timeout(SOON).expect("it is let in")
+        self.entered.recv_timeout(TIMEOUT).expect("it is let in")
     }
 
     fn leaves(self) {
@@ -100,16 +100,16 @@ fn owner(redis: &mut Connection, name: &str) -> Option<String> {
 }
 
 fn wait_owner(redis: &mut Connection, name: &str, expected: &str) {
-    wait_until("the lock has this owner", SOON, || {
+    wait_until("the lock has this owner", TIMEOUT, || {
         owner(redis, name).is_some_and(|owner| owner == expected)
     });
 }
 
 /// Waits until the lock has no owner and no waiter.
 fn wait_left(server: &Server, name: &str) {
-    wait_free(server, name, SOON);
+    wait_free(server, name, TIMEOUT);
     let mut redis = server.connection();
-    wait_until("nobody stands in line", SOON, || queue(&mut redis, name).is_empty());
+    wait_until("nobody stands in line", TIMEOUT, || queue(&mut redis, name).is_empty());
 }
 
 macro_rules! lock_script {
@@ -226,7 +226,7 @@ fn handed<T: Send + 'static>(
         if said.recv().unwrap() {
             return taker;
         }
-        assert!(begun.elapsed() < SOON, "no message ever granted it");
+        assert!(begun.elapsed() < TIMEOUT, "no message ever granted it");
         giver = giving.lock().unwrap();
         tell.send(0).unwrap();
     }
@@ -241,13 +241,13 @@ fn behind(server: &Server, proxy: &Proxy) -> Client {
 /// Like [`behind`], with this number of connections.
 fn behind_by(server: &Server, proxy: &Proxy, connections: usize) -> Client {
     let client = Client::builder(&proxy.url())
-        .watchdog_timeout(LONG)
-        .response_timeout(SOON)
+        .watchdog_timeout(LONG_LEASE)
+        .response_timeout(TIMEOUT)
         .connections(connections)
         .connect()
         .unwrap();
     let lock = client.reentrant_lock("warm");
-    let guards = (lock.lock().unwrap(), lock.with_lease(LONG * 2).lock().unwrap());
+    let guards = (lock.lock().unwrap(), lock.with_lease(LONG_LEASE * 2).lock().unwrap());
     guards.0.unlock().unwrap();
     guards.1.unlock().unwrap();
     warm_up(server, &client);
@@ -259,7 +259,7 @@ fn behind_by(server: &Server, proxy: &Proxy, connections: usize) -> Client {
 /// request after the confirmation.
 fn warm_up(server: &Server, client: &Client) {
     let mut redis = server.connection();
-    hold_as_redisson(&mut redis, "warm", LONG);
+    hold_as_redisson(&mut redis, "warm", LONG_LEASE);
     let guest = Guest::in_line(server, client, "warm", 1);
     let place = queue(&mut redis, "warm").remove(0);
     wait_subscribed(server, &own_channel(&place));

@@ -16,7 +16,7 @@ fn run_redisson(server: &Server, name: &'static str, stop: &AtomicBool, count: &
     let mut listener = server.connection();
     let mut messages = listener.as_pubsub();
     messages.subscribe(channel(name)).unwrap();
-    messages.set_read_timeout(Some(UNIT)).unwrap();
+    messages.set_read_timeout(Some(TIME_UNIT)).unwrap();
     while !stop.load(Ordering::SeqCst) {
         let left: Option<i64> = take.key(name).arg(FOREIGN).invoke(&mut redis).unwrap();
         if left.is_some() {
@@ -28,7 +28,7 @@ fn run_redisson(server: &Server, name: &'static str, stop: &AtomicBool, count: &
         thread::sleep(Duration::from_millis(5));
         release_as_redisson(&mut redis, name, &channel(name));
         // The time is long enough for redlatch's client to have the lock again.
-        thread::sleep(UNIT / 20);
+        thread::sleep(TIME_UNIT / 20);
     }
 }
 
@@ -66,7 +66,7 @@ fn one_of_redissons_clients_has_its_turns_beside_ours_that_make_a_handle_for_eac
                 (Arc::clone(&server), Arc::clone(&stop), Arc::clone(&theirs));
             spawn(move || run_redisson(&server, name, &stop, &count))
         };
-        wait_until("Redisson's had its turns", SOON, || theirs.load(Ordering::SeqCst) >= 50);
+        wait_until("Redisson's had its turns", TIMEOUT, || theirs.load(Ordering::SeqCst) >= 50);
         stop.store(true, Ordering::SeqCst);
         let rounds: Vec<_> = threads.into_iter().map(Running::join).collect();
         redisson.join();
@@ -83,12 +83,12 @@ fn after_a_hold_was_taken_away_by_force_the_next_in_line_comes_at_once() {
     let server = server();
     let (one, other) = (warm(&server), warm(&server));
     let mut redis = server.connection();
-    once_within(UNIT, || {
+    once_within(TIME_UNIT, || {
         let guard = one.reentrant_lock("forced").lock().unwrap();
         let guest = Guest::in_line(&server, &other, "forced", 1);
         // Time must pass here, so that the server tracks the hold's key and the waiter's next
         // request is far off.
-        thread::sleep(UNIT * 3);
+        thread::sleep(TIME_UNIT * 3);
         let deleted = Instant::now();
         release_as_redisson(&mut redis, "forced", &channel("forced"));
         let took = guest.wait_in() - deleted;

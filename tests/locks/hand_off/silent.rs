@@ -70,7 +70,7 @@ fn silent_places_of_a_read_write_lock_cost_one_provisional_lease_together() {
             entered
         });
         let key = format!("redlatch_rwlock_queue:{{{name}}}");
-        wait_until("it stands in line", SOON, || {
+        wait_until("it stands in line", TIMEOUT, || {
             redis.llen::<_, u64>(&key).unwrap() == STOPPED + 1
         });
         let released = Instant::now();
@@ -91,7 +91,7 @@ fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
     // When a process has asked again, the server knows since when it waits.
     let asked: Vec<_> =
         stopped.iter().map(|(_, owner)| format!("redlatch_asked:{{back}}:{owner}")).collect();
-    wait_until("each has asked again", SOON, || {
+    wait_until("each has asked again", TIMEOUT, || {
         redis.exists::<_, usize>(&asked).unwrap() == asked.len()
     });
     stopped.iter_mut().for_each(|(worker, _)| worker.sigstop());
@@ -109,10 +109,10 @@ fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
     assert_eq!(places[..2], [stopped[0].1.clone(), stopped[1].1.clone()]);
     inside.leaves();
     for (worker, _) in &mut stopped[..2] {
-        worker.expect_line("in", SOON);
+        worker.expect_line("in", TIMEOUT);
         assert!(!later.is_in());
         worker.send_line("out");
-        worker.expect_line("out", SOON);
+        worker.expect_line("out", TIMEOUT);
     }
     later.wait_in();
     later.leaves();
@@ -129,11 +129,11 @@ fn a_server_that_stands_still_passes_no_waiter() {
     let other = Guest::in_line(&server, &third, "still", 3);
     let places = queue(&mut server.connection(), "still");
     // Time must pass here, so that both waiters may report others as silent.
-    thread::sleep(PROVISIONAL + UNIT * 5);
+    thread::sleep(PROVISIONAL + TIME_UNIT * 5);
     stopped.sigstop();
     guard.unlock().unwrap();
     server.pause();
-    thread::sleep(PROVISIONAL + UNIT * 5);
+    thread::sleep(PROVISIONAL + TIME_UNIT * 5);
     server.resume();
     one.wait_in();
     assert!(!other.is_in());

@@ -15,7 +15,7 @@ fn lock_of(client: &Client, number: u64) -> Box<dyn Lock> {
 /// Takes two or three of the locks repeatedly, in any order. Checks that no other thread has the
 /// taken locks.
 pub(super) fn contend(url: &str, seed: u64, until: Instant) -> usize {
-    let client = Client::builder(url).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(url).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let threads: Vec<_> = (0..3_u64)
         .map(|number| {
             let (client, url) = (client.clone(), url.to_owned());
@@ -33,7 +33,7 @@ pub(super) fn contend(url: &str, seed: u64, until: Instant) -> usize {
                         0 => all.try_lock().unwrap().into_option(),
                         1 => if_answered(all.try_lock_for(Duration::from_millis(random.below(5)))),
                         _ => Some(
-                            all.try_lock_for(LONG)
+                            all.try_lock_for(LONG_LEASE)
                                 .unwrap()
                                 .into_option()
                                 .expect("they have locked up"),
@@ -43,7 +43,7 @@ pub(super) fn contend(url: &str, seed: u64, until: Instant) -> usize {
                     // A grant by message lasts only for a short time at first. A process that
                     // stands still for longer loses the lock, and its guard reports the loss. After
                     // this check all locks have their full leases.
-                    if guard.check(LONG / 2).is_err() {
+                    if guard.check(LONG_LEASE / 2).is_err() {
                         continue;
                     }
                     for name in guard.names() {
@@ -89,16 +89,16 @@ fn random_sets_in_random_order_never_deadlock_and_no_two_hold_one_lock() {
                 "contender",
                 &[&server.url(), &seed, &length],
             );
-            worker.expect_line("starts", SOON);
+            worker.expect_line("starts", TIMEOUT);
             worker
         })
         .collect();
     for worker in &mut workers {
-        let taken = worker.expect_line("taken", Duration::from_secs(seconds) + LONG * 2);
+        let taken = worker.expect_line("taken", Duration::from_secs(seconds) + LONG_LEASE * 2);
         assert!(taken.parse::<usize>().unwrap() > 0, "nothing was taken");
     }
     for number in 0..6 {
-        wait_free(&server, &format!("name {number}"), SOON);
+        wait_free(&server, &format!("name {number}"), TIMEOUT);
     }
 }
 
@@ -137,7 +137,7 @@ fn a_multi_lock_and_one_of_redissons_in_opposite_orders_do_not_deadlock() {
         for _ in 0..20 {
             'whole: loop {
                 for at in 0..locks.len() {
-                    let until = Instant::now() + UNIT * 3;
+                    let until = Instant::now() + TIME_UNIT * 3;
                     while !locks[at].try_lock().unwrap() {
                         if Instant::now() < until {
                             thread::sleep(Duration::from_millis(1));
@@ -157,7 +157,8 @@ fn a_multi_lock_and_one_of_redissons_in_opposite_orders_do_not_deadlock() {
     let both = all_of(&client(&server), &["x", "y"]);
     let mut taken = 0;
     while !theirs.is_finished() || taken < 20 {
-        let guard = both.try_lock_for(LONG).unwrap().into_option().expect("they have locked up");
+        let guard =
+            both.try_lock_for(LONG_LEASE).unwrap().into_option().expect("they have locked up");
         thread::sleep(Duration::from_millis(1));
         guard.unlock().unwrap();
         thread::sleep(Duration::from_millis(1));
@@ -218,7 +219,7 @@ fn a_busy_part_leaves_no_other_one_taken_for_the_least_time() {
     let busy = other.reentrant_lock("b").lock().unwrap();
     let hour = Duration::from_secs(3600);
     assert!(all_of(&client, &["a", "b"]).try_once_per(hour).unwrap().into_option().is_none());
-    wait_until("the first one is free", SOON, || !is_held(&server, "a"));
+    wait_until("the first one is free", TIMEOUT, || !is_held(&server, "a"));
     busy.unlock().unwrap();
     let run = all_of(&client, &["a", "b"]).try_once_per(hour).unwrap().into_option().unwrap();
     run.unlock().unwrap();

@@ -36,7 +36,7 @@ fn is_held(server: &Server, name: &str) -> bool {
 }
 
 fn wait_all_free(server: &Server, names: &[&str]) {
-    names.iter().for_each(|name| wait_free(server, name, SOON));
+    names.iter().for_each(|name| wait_free(server, name, TIMEOUT));
 }
 
 /// A counter of the calls to `on_lost`.
@@ -86,8 +86,8 @@ fn all_parts_are_held_until_the_guard_goes() {
     assert!(guard.is_held());
     assert_eq!(guard.state(), HoldState::Held);
     assert_eq!(guard.names().collect::<Vec<_>>(), NAMES);
-    guard.check(LONG / 2).unwrap();
-    assert_eq!(guard.check(LONG * 2).unwrap_err().kind(), ErrorKind::EndsTooSoon);
+    guard.check(LONG_LEASE / 2).unwrap();
+    assert_eq!(guard.check(LONG_LEASE * 2).unwrap_err().kind(), ErrorKind::EndsTooSoon);
     for name in NAMES {
         assert!(other.reentrant_lock(name).try_lock().unwrap().into_option().is_none(), "{name}");
     }
@@ -107,9 +107,9 @@ fn a_multi_lock_keeps_no_part_if_one_of_them_cannot_be_taken() {
         let all = all_of(&client, &NAMES);
         let guard = other.reentrant_lock(taken).lock().unwrap();
         assert!(all.try_lock().unwrap().into_option().is_none());
-        assert!(answered(|| all.try_lock_for(UNIT)).into_option().is_none());
+        assert!(answered(|| all.try_lock_for(TIME_UNIT)).into_option().is_none());
         for name in NAMES.into_iter().filter(|name| *name != taken) {
-            wait_free(&server, name, SOON);
+            wait_free(&server, name, TIMEOUT);
         }
         guard.unlock().unwrap();
         all.try_lock().unwrap().into_option().unwrap().unlock().unwrap();
@@ -120,7 +120,7 @@ fn a_multi_lock_keeps_no_part_if_one_of_them_cannot_be_taken() {
 fn parts_are_taken_and_given_back_one_after_the_other() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
     // The locks are of two kinds, so each request takes or releases only one.
     let [a, c] = ["a", "c"].map(|name| client.fenced_lock(name));
     let all = MultiLock::new([&c as &dyn Lock, &client.reentrant_lock("b"), &a]).unwrap();
@@ -134,8 +134,8 @@ fn parts_are_taken_and_given_back_one_after_the_other() {
     // client does not know yet.
     let steps = [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]];
     for (at, expected) in (1..).zip(steps) {
-        proxy.wait_fired(at, SOON);
-        wait_until("it is carried out", SOON, || {
+        proxy.wait_fired(at, TIMEOUT);
+        wait_until("it is carried out", TIMEOUT, || {
             NAMES.map(|name| i32::from(is_held(&server, name))) == expected
         });
         if at < steps.len() {
@@ -175,7 +175,7 @@ fn each_list_of_locks_and_each_list_of_names_is_one() {
         MultiLock::new(Vec::from(boxed())),
         MultiLock::new(&boxed()),
         MultiLock::new(kinds),
-        MultiLock::new(locks.iter().map(|lock| lock.with_lease(LONG))),
+        MultiLock::new(locks.iter().map(|lock| lock.with_lease(LONG_LEASE))),
         client.multi_lock(NAMES),
         client.multi_lock(NAMES.map(str::to_owned)),
     ] {
@@ -255,7 +255,7 @@ fn with_returns_the_result_of_its_work() {
     let client = client(&server);
     let all = all_of(&client, &NAMES);
     let answer: Result<u32, Error> = all.with(|guard| {
-        guard.check(UNIT)?;
+        guard.check(TIME_UNIT)?;
         Ok(42)
     });
     assert_eq!(answer.unwrap(), 42);
@@ -273,7 +273,7 @@ fn code_over_any_lock_takes_counts_and_releases_several() {
     assert_eq!(all.name(), "a, b, c");
     assert_eq!((all.is_locked().unwrap(), all.remaining_lease().unwrap()), (false, None));
     let guard = all.lock().unwrap();
-    all.try_lock_for(SOON).unwrap().into_option().unwrap().forget();
+    all.try_lock_for(TIMEOUT).unwrap().into_option().unwrap().forget();
     assert_eq!((guard.name(), guard.state()), ("a, b, c", HoldState::Held));
     assert!(all.hold_count() == 2 && all.is_held_by_current_thread());
     assert!(elsewhere({
@@ -288,7 +288,7 @@ fn code_over_any_lock_takes_counts_and_releases_several() {
     assert!(!NAMES.iter().any(|name| is_held(&server, name)));
     assert!(all.hold_count() == 0 && !all.is_held_by_current_thread());
     let owned = all.lock_owned_cancellable(&CancelToken::new()).unwrap();
-    assert!(answered(|| all.try_lock_owned_for(UNIT)).into_option().is_none());
+    assert!(answered(|| all.try_lock_owned_for(TIME_UNIT)).into_option().is_none());
     elsewhere(move || owned.unlock().unwrap());
     assert!(!all.is_locked().unwrap());
 }
@@ -319,15 +319,15 @@ fn an_unlock_leaves_each_part_once_and_one_that_is_not_held_is_an_error() {
 fn the_lease_of_a_multi_lock_is_its_shortest_and_force_unlocks_each_part() {
     let server = server();
     let (client, other) = (client(&server), client(&server));
-    let short = client.reentrant_lock("b").with_lease(LONG / 4);
+    let short = client.reentrant_lock("b").with_lease(LONG_LEASE / 4);
     let (a, c) = (client.reentrant_lock("a"), client.fair_lock("c"));
     let all = MultiLock::new([&a as &dyn Lock, &short, &c]).unwrap();
     let guard = all.lock().unwrap();
     let lost = losses(&guard);
-    assert!(all.remaining_lease().unwrap().unwrap() <= LONG / 4);
-    let longer = all.with_lease(LONG / 2).lock().unwrap();
+    assert!(all.remaining_lease().unwrap().unwrap() <= LONG_LEASE / 4);
+    let longer = all.with_lease(LONG_LEASE / 2).lock().unwrap();
     let left = all.remaining_lease().unwrap().unwrap();
-    assert!(left > LONG / 4 && left <= LONG / 2, "{left:?}");
+    assert!(left > LONG_LEASE / 4 && left <= LONG_LEASE / 2, "{left:?}");
     let theirs = MultiLock::new([
         &other.reentrant_lock("a") as &dyn Lock,
         &other.reentrant_lock("b"),
@@ -337,7 +337,7 @@ fn the_lease_of_a_multi_lock_is_its_shortest_and_force_unlocks_each_part() {
     assert!(theirs.is_locked().unwrap() && !theirs.is_held_by_current_thread());
     assert!(theirs.force_unlock().unwrap() && !theirs.force_unlock().unwrap());
     assert!(!theirs.is_locked().unwrap());
-    wait_until("the holder is told", SOON, || lost.load(Ordering::SeqCst) == 1);
+    wait_until("the holder is told", TIMEOUT, || lost.load(Ordering::SeqCst) == 1);
     drop((longer, guard));
     theirs.try_lock().unwrap().into_option().expect("all are free").unlock().unwrap();
 }

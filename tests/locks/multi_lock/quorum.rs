@@ -7,9 +7,9 @@ use super::*;
 const FIVE: usize = 5;
 /// The lease of a vote, which is longer than any wait in these tests, so that no vote expires
 /// unnoticed.
-const VOTE: Duration = LONG;
+const VOTE: Duration = LONG_LEASE;
 /// How long the clients wait for a single reply.
-const RESPONSE_TIMEOUT: Duration = SOON;
+const RESPONSE_TIMEOUT: Duration = TIMEOUT;
 
 fn five() -> Vec<Server> {
     (0..FIVE).map(|_| server()).collect()
@@ -56,7 +56,7 @@ fn votes(servers: &[Server]) -> usize {
 /// quorum does not wait for a vote that a busy machine delays.
 fn lock_at_all(quorum: &MultiLock) -> MultiLockGuard {
     let mut had = None;
-    wait_until("all have voted", SOON, || {
+    wait_until("all have voted", TIMEOUT, || {
         had = quorum.lock().ok().filter(|guard| guard.names().count() == FIVE);
         had.is_some()
     });
@@ -86,7 +86,7 @@ fn a_majority_is_taken_and_excludes_every_other() {
     guard.check(VOTE / 2).unwrap();
     assert_eq!(guard.check(lease).unwrap_err().kind(), ErrorKind::EndsTooSoon);
     assert!(theirs.try_lock().unwrap().into_option().is_none());
-    assert!(crate::common::answered(|| theirs.try_lock_for(UNIT)).into_option().is_none());
+    assert!(crate::common::answered(|| theirs.try_lock_for(TIME_UNIT)).into_option().is_none());
     assert!(guard.is_held());
     guard.unlock().unwrap();
     assert_eq!(votes(&servers), 0);
@@ -133,7 +133,7 @@ fn a_minority_that_others_hold_does_not_matter_and_a_majority_does() {
     taken.push(others[2].reentrant_lock("vote").lock().unwrap());
     assert!(quorum.try_lock().unwrap().into_option().is_none());
     for server in &servers[3..] {
-        wait_free(server, "vote", SOON);
+        wait_free(server, "vote", TIMEOUT);
     }
     drop(taken);
     quorum.lock().unwrap().unlock().unwrap();
@@ -165,15 +165,15 @@ fn a_quorum_is_taken_with_two_of_five_servers_dead_and_fails_in_time_with_three(
     assert!(error.to_string().contains("3 of the 5"), "{error}");
     assert!(format!("{error:#}").contains(&servers[0].port().to_string()), "{error:#}");
     for server in [&servers[1], &servers[2]] {
-        wait_free(server, "vote", SOON);
+        wait_free(server, "vote", TIMEOUT);
     }
     // The client gives late grants back, so it can take the lock again when the servers answer
     // again.
     servers[3].resume();
     servers[4].resume();
-    wait_until("it is had again", SOON, || matches!(ours.try_lock(), Ok(Taken(_))));
+    wait_until("it is had again", TIMEOUT, || matches!(ours.try_lock(), Ok(Taken(_))));
     for server in &servers[1..] {
-        wait_free(server, "vote", SOON);
+        wait_free(server, "vote", TIMEOUT);
     }
 }
 
@@ -197,7 +197,7 @@ fn code_over_any_lock_has_a_majority_and_needs_no_more() {
     assert!(!theirs.is_locked().unwrap() && ours.hold_count() == 0);
     let guard = ours.lock().unwrap();
     assert!(theirs.force_unlock().unwrap() && !theirs.force_unlock().unwrap());
-    wait_until("it is told", SOON, || !guard.is_held());
+    wait_until("it is told", TIMEOUT, || !guard.is_held());
     servers[4].kill();
     assert!(theirs.is_locked().unwrap_err().kind().is_server_trouble());
 }
@@ -240,7 +240,7 @@ fn a_majority_of_a_quorum_is_left_to_its_end() {
     // The thread that waits for the first lock may send a request at the moment of its grant. If
     // so, the request fails or its reply grants the lock with the full lease, and the test tries
     // again.
-    wait_until("one is not raised", SOON * 2, || {
+    wait_until("one is not raised", TIMEOUT * 2, || {
         let urls = [proxy.url(), servers[1].url(), servers[2].url()];
         let clients = urls.map(|url| impatient(&url).connect().unwrap());
         let lock = |client: &Client| client.reentrant_lock("vote").with_watchdog(HOUR);
@@ -271,13 +271,13 @@ fn a_majority_of_a_quorum_is_left_to_its_end() {
 #[test]
 fn a_limit_ends_a_quorums_wait() {
     let servers = five();
-    let quorum = enduring(&servers.iter().map(Server::url).collect::<Vec<_>>(), LONG);
+    let quorum = enduring(&servers.iter().map(Server::url).collect::<Vec<_>>(), LONG_LEASE);
     lock_at_all(&quorum).unlock().unwrap();
     let token = CancelToken::new();
     for still in [&servers[..3], &servers[3..]] {
         still.iter().for_each(Server::pause);
         let begun = Instant::now();
-        let error = quorum.try_lock_for(UNIT * 25).map(drop).unwrap_err();
+        let error = quorum.try_lock_for(TIME_UNIT * 25).map(drop).unwrap_err();
         assert!(error.is_transient(), "{error}");
         assert!(begun.elapsed() < RESPONSE_TIMEOUT / 2, "{:?}", begun.elapsed());
     }
@@ -290,7 +290,7 @@ fn a_limit_ends_a_quorums_wait() {
     assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
     assert!(begun.elapsed() < RESPONSE_TIMEOUT / 2, "{:?}", begun.elapsed());
     servers.iter().for_each(Server::resume);
-    servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+    servers.iter().for_each(|server| wait_free(server, "vote", TIMEOUT));
     lock_at_all(&quorum).unlock().unwrap();
 }
 
@@ -305,7 +305,7 @@ fn without_threads_to_ask_on_a_quorum_is_an_error_and_nothing_is_held() {
     let error = error.unwrap_err();
     assert!(format!("{error:#}").contains("the system gives no thread"), "{error:#}");
     assert!(error.is_transient(), "{error}");
-    servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+    servers.iter().for_each(|server| wait_free(server, "vote", TIMEOUT));
     lock_at_all(&quorum).unlock().unwrap();
 }
 
@@ -331,14 +331,14 @@ fn a_quorum_that_is_given_back_without_threads_is_free_before_its_lease_ends() {
             let error = unlocked.unwrap_err();
             assert!(format!("{error:#}").contains("the system gives no thread"), "{error:#}");
         }
-        servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+        servers.iter().for_each(|server| wait_free(server, "vote", TIMEOUT));
     }
 }
 
 #[test]
 fn a_quorum_is_lost_when_fewer_than_a_majority_are_left_and_not_before() {
     let servers = five();
-    let lease = RENEWED;
+    let lease = SHORT_LEASE;
     let locks: Vec<_> = servers
         .iter()
         .map(|server| impatient(&server.url()).watchdog_timeout(lease).connect().unwrap())
@@ -356,12 +356,12 @@ fn a_quorum_is_lost_when_fewer_than_a_majority_are_left_and_not_before() {
     assert_eq!(lost.load(Ordering::SeqCst), 0);
     guard.check(Duration::ZERO).unwrap();
     servers[2].kill();
-    wait_until("it is lost", SOON, || !guard.is_held());
-    wait_until("it is told", SOON, || lost.load(Ordering::SeqCst) == 1);
+    wait_until("it is lost", TIMEOUT, || !guard.is_held());
+    wait_until("it is told", TIMEOUT, || lost.load(Ordering::SeqCst) == 1);
     assert_eq!(guard.check(Duration::ZERO).unwrap_err().kind(), ErrorKind::LeaseLost);
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     for server in &servers[3..] {
-        wait_free(server, "vote", SOON);
+        wait_free(server, "vote", TIMEOUT);
     }
     assert_eq!(lost.load(Ordering::SeqCst), 1);
 }
@@ -369,7 +369,7 @@ fn a_quorum_is_lost_when_fewer_than_a_majority_are_left_and_not_before() {
 #[test]
 fn a_wait_outlasts_a_majority_that_is_away_for_a_while() {
     let servers = five();
-    let quorum = enduring(&servers.iter().map(Server::url).collect::<Vec<_>>(), LONG);
+    let quorum = enduring(&servers.iter().map(Server::url).collect::<Vec<_>>(), LONG_LEASE);
     quorum.lock().unwrap().unlock().unwrap();
     servers[..3].iter().for_each(Server::kill);
     let error = quorum.try_lock().map(drop).unwrap_err();
@@ -395,8 +395,8 @@ fn no_client_on_the_smaller_side_of_a_partition_has_the_lock() {
     assert!(error.kind().is_server_trouble(), "{error}");
     whole.lock().unwrap().unlock().unwrap();
     proxies[..3].iter().for_each(Proxy::thaw);
-    wait_until("it is had again", SOON, || matches!(cut.try_lock(), Ok(Taken(_))));
-    servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+    wait_until("it is had again", TIMEOUT, || matches!(cut.try_lock(), Ok(Taken(_))));
+    servers.iter().for_each(|server| wait_free(server, "vote", TIMEOUT));
 }
 
 #[test]
@@ -419,7 +419,7 @@ fn votes_are_given_back_after(action: Action) {
     let proxies: Vec<_> = servers.iter().map(Proxy::before).collect();
     let urls: Vec<_> = proxies.iter().map(Proxy::url).collect();
     // After this time the client gives up a silent connection.
-    let quorum = answered(&urls, Duration::ZERO, SOON / 5);
+    let quorum = answered(&urls, Duration::ZERO, TIMEOUT / 5);
     quorum.lock().unwrap().unlock().unwrap();
     for proxy in &proxies[..2] {
         proxy.on_request("\r\n$4\r\nvote\r\n", action);
@@ -428,7 +428,7 @@ fn votes_are_given_back_after(action: Action) {
     assert!(guard.is_held());
     guard.unlock().unwrap();
     proxies.iter().for_each(Proxy::clear_rules);
-    servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+    servers.iter().for_each(|server| wait_free(server, "vote", TIMEOUT));
 }
 
 /// Takes the lock as soon as a majority answers in time, even on a busy machine.
@@ -475,7 +475,7 @@ fn whichever_servers_stand_still_no_two_have_a_majority_and_all_go_on() {
                 for _ in 0..8 {
                     let guard = had(&quorum);
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
-                    thread::sleep(UNIT / 2);
+                    thread::sleep(TIME_UNIT / 2);
                     inside.fetch_sub(1, Ordering::SeqCst);
                     assert!(guard.is_held());
                     guard.unlock().ok();
@@ -488,12 +488,12 @@ fn whichever_servers_stand_still_no_two_have_a_majority_and_all_go_on() {
         let first = random.below(FIVE as u64) as usize;
         let still = [&servers[first], &servers[(first + 1) % FIVE]];
         still.iter().for_each(|server| server.pause());
-        thread::sleep(UNIT * 3);
+        thread::sleep(TIME_UNIT * 3);
         still.iter().for_each(|server| server.resume());
-        thread::sleep(UNIT);
+        thread::sleep(TIME_UNIT);
     }
     rivals.into_iter().for_each(Running::join);
-    servers.iter().for_each(|server| wait_free(server, "vote", SOON));
+    servers.iter().for_each(|server| wait_free(server, "vote", TIMEOUT));
 }
 
 #[test]
@@ -513,5 +513,5 @@ fn a_quorum_is_extended_if_a_majority_is() {
     assert!(guard.is_held() && guard.remaining() <= HOUR);
     servers[..3].iter().for_each(Server::resume);
     guard.unlock().unwrap();
-    wait_until("all are free", SOON, || votes(&servers) == 0);
+    wait_until("all are free", TIMEOUT, || votes(&servers) == 0);
 }

@@ -9,7 +9,7 @@ use super::*;
 /// Returns a client with one connection, whose rights have been checked. The server has the
 /// client's scripts.
 fn warm(server: &Server) -> Client {
-    let client = Client::builder(&server.url()).watchdog_timeout(LONG).connections(1);
+    let client = Client::builder(&server.url()).watchdog_timeout(LONG_LEASE).connections(1);
     let client = client.connect().unwrap();
     let (fair, pair) = (client.fair_lock("x"), client.read_write_lock("x"));
     let alone: [&dyn Lock; 5] = [
@@ -111,7 +111,7 @@ fn readers_and_writers_that_are_released_together_leave_no_key() {
             } else {
                 guard.unlock().unwrap();
             }
-            wait_until("no key is left", SOON, || {
+            wait_until("no key is left", TIMEOUT, || {
                 redis::cmd("DBSIZE").query::<u64>(&mut redis).unwrap() == 0
             });
         }
@@ -153,9 +153,9 @@ fn locks_that_do_not_go_together_are_taken_one_by_one() {
     let (client, other) = (warm(&server), client(&server));
     let there = super::client(&second).reentrant_lock("there");
     let plain = ["a", "b"].map(|name| client.reentrant_lock(name));
-    let fixed = plain[1].with_lease(LONG);
-    let kept = plain[1].with_hold_at_least(UNIT);
-    let longer = plain[1].with_watchdog(LONG * 2);
+    let fixed = plain[1].with_lease(LONG_LEASE);
+    let kept = plain[1].with_hold_at_least(TIME_UNIT);
+    let longer = plain[1].with_watchdog(LONG_LEASE * 2);
     let fenced = client.fenced_lock("fenced");
     let other = other.reentrant_lock("other");
     let both = |lock: &dyn Lock| MultiLock::new(&[&plain[0], lock]).unwrap();
@@ -215,7 +215,7 @@ fn a_try_that_finds_one_held_touches_none() {
     check("ours");
     taken.unlock().unwrap();
     let mut redisson = server.connection();
-    hold_as_redisson(&mut redisson, "c", LONG);
+    hold_as_redisson(&mut redisson, "c", LONG_LEASE);
     check("Redisson's");
     // A call that waits requests the locks one by one.
     let waiter = spawn(move || all.lock().unwrap().unlock().unwrap());
@@ -237,7 +237,7 @@ fn while_the_first_is_waited_for_other_threads_take_and_release_the_next() {
     waiter.wait_asleep();
     let next = client.reentrant_lock("b");
     for _ in 0..3 {
-        let guard: LockGuard = next.try_lock_for(SOON).unwrap().into_option().expect("free");
+        let guard: LockGuard = next.try_lock_for(TIMEOUT).unwrap().into_option().expect("free");
         guard.unlock().unwrap();
         assert!(next.try_lock().unwrap().into_option().is_some());
     }
@@ -278,7 +278,7 @@ fn a_reply_that_is_lost_is_asked_for_again() {
     let server = server();
     for kind in KINDS {
         let proxy = Proxy::before(&server);
-        let client = impatient(&proxy.url()).connect_timeout(SOON).connections(1);
+        let client = impatient(&proxy.url()).connect_timeout(TIMEOUT).connections(1);
         let client = client.connect().unwrap();
         let all = of_kind(&client, kind, 3);
         all.lock().unwrap().unlock().unwrap();
@@ -304,9 +304,10 @@ fn all_that_a_request_without_a_reply_has_taken_is_given_back() {
         all.lock().unwrap().unlock().unwrap();
     }
     proxy.on_request("EVALSHA", Action::HoldReply);
-    let taker = spawn(move || all.try_lock_for(UNIT).is_ok_and(|got| got.into_option().is_some()));
-    proxy.wait_fired(1, SOON);
-    wait_until("all are taken", SOON, || NAMES.iter().all(|name| is_held(&server, name)));
+    let taker =
+        spawn(move || all.try_lock_for(TIME_UNIT).is_ok_and(|got| got.into_option().is_some()));
+    proxy.wait_fired(1, TIMEOUT);
+    wait_until("all are taken", TIMEOUT, || NAMES.iter().all(|name| is_held(&server, name)));
     assert!(!taker.join());
     proxy.release();
     wait_all_free(&server, &NAMES);
@@ -398,7 +399,7 @@ fn a_thread_that_waits_for_a_lock_keeps_none_behind_it() {
     let server = server();
     let robs = Arc::new(Robs::default());
     let client = Client::builder(&server.url())
-        .watchdog_timeout(LONG)
+        .watchdog_timeout(LONG_LEASE)
         .observer(Observes(Arc::clone(&robs)))
         .connect()
         .unwrap();

@@ -5,26 +5,26 @@ use super::*;
 #[test]
 fn the_locks_of_a_killed_process_come_back_when_their_lease_ends() {
     let server = server();
-    let lease = RENEWED;
+    let lease = SHORT_LEASE;
     let millis = lease.as_millis().to_string();
     let mut dead = Worker::spawn_test("multi_lock::worker", "holder", &[&server.url(), &millis]);
-    dead.expect_line("holds", SOON);
+    dead.expect_line("holds", TIMEOUT);
     let all = all_of(&client(&server), &["c", "b", "a"]);
     assert!(all.try_lock().unwrap().into_option().is_none());
     dead.sigkill();
-    all.try_lock_for(SOON).unwrap().into_option().unwrap().unlock().unwrap();
+    all.try_lock_for(TIMEOUT).unwrap().into_option().unwrap().unlock().unwrap();
 }
 
 #[test]
 fn a_lost_part_is_reported_once_and_the_others_are_kept_until_the_end() {
     let server = server();
-    let client = watched(&server, RENEWED);
+    let client = watched(&server, SHORT_LEASE);
     let all = all_of(&client, &NAMES);
     let guard = all.lock().unwrap();
     let lost = losses(&guard);
     let () = server.connection().del(&["b", "c"]).unwrap();
-    wait_until("it is told", SOON, || lost.load(Ordering::SeqCst) > 0);
-    wait_until("it is lost", SOON, || !guard.is_held());
+    wait_until("it is told", TIMEOUT, || lost.load(Ordering::SeqCst) > 0);
+    wait_until("it is lost", TIMEOUT, || !guard.is_held());
     assert!(guard.remaining().is_zero());
     assert!(matches!(guard.state(), HoldState::Lost(_)));
     let error = guard.check(Duration::ZERO).unwrap_err();
@@ -83,7 +83,7 @@ fn trouble_with_one_part_after_a_hand_over_leaves_none_taken() {
         let theirs = client(&there).reentrant_lock("b");
         let (a, b) = (client(&here), impatient(&proxy.url()).connect().unwrap());
         let all = of(&[a.reentrant_lock("a"), b.reentrant_lock("b"), a.reentrant_lock("c")]);
-        let until = Instant::now() + SOON;
+        let until = Instant::now() + TIMEOUT;
         let error = loop {
             let held = theirs.lock().unwrap();
             let (least, leased) = (all.with_hold_at_least(HOUR), all.with_lease(HOUR));
@@ -105,7 +105,7 @@ fn trouble_with_one_part_after_a_hand_over_leaves_none_taken() {
         };
         assert_eq!((error.outcome_unknown(), error.name()), (true, Some("b")), "{error}");
         wait_all_free(&here, &["a", "c"]);
-        wait_free(&there, "b", SOON);
+        wait_free(&there, "b", TIMEOUT);
     }
 }
 
@@ -114,17 +114,17 @@ fn a_server_that_says_nothing_is_waited_for_once_when_all_are_given_back() {
     let (here, there) = (server(), server());
     let other = client(&here).reentrant_lock("a");
     let silent = impatient(&there.url()).connections(1).connect().unwrap();
-    let names: Vec<_> = (0..CROWD).map(|at| format!("b {at}")).collect();
+    let names: Vec<_> = (0..MANY_THREADS).map(|at| format!("b {at}")).collect();
     let locks = names.iter().map(|name| silent.reentrant_lock(name)).chain([other]);
     let guard = of(&locks.collect::<Vec<_>>()).lock().unwrap();
     there.pause();
     let begun = Instant::now();
     let error = guard.unlock().unwrap_err();
-    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < TIMEOUT, "{:?}", begun.elapsed());
     assert!(error.kind().is_server_trouble(), "{error}");
     assert!(!is_held(&here, "a"));
     there.resume();
-    names.iter().for_each(|name| wait_free(&there, name, SOON));
+    names.iter().for_each(|name| wait_free(&there, name, TIMEOUT));
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_reply_that_is_lost_leaves_nothing_behind() {
     let connected = || {
         let proxy = Proxy::before(&server);
         // After a fault the client connects again, and the machine may stand still meanwhile.
-        let client = impatient(&proxy.url()).connect_timeout(SOON);
+        let client = impatient(&proxy.url()).connect_timeout(TIMEOUT);
         let all = all_of(&client.connections(2).connect().unwrap(), &NAMES);
         all.lock().unwrap().unlock().unwrap();
         (proxy, all)
@@ -184,10 +184,10 @@ fn after_the_end_of_a_client_its_parts_are_an_error_and_the_others_free() {
     let guard = both.lock().unwrap();
     let lost = losses(&guard);
     theirs.shutdown();
-    wait_until("it is told", SOON, || lost.load(Ordering::SeqCst) == 1);
+    wait_until("it is told", TIMEOUT, || lost.load(Ordering::SeqCst) == 1);
     assert!(!guard.is_held());
     drop(guard);
-    wait_free(&here, "a", SOON);
+    wait_free(&here, "a", TIMEOUT);
     assert_eq!(both.lock().unwrap_err().kind(), ErrorKind::ShutDown);
     assert!(!is_held(&here, "a"));
 }

@@ -7,7 +7,7 @@ use super::*;
 #[test]
 fn while_a_part_is_waited_for_those_before_it_are_held_and_renewed() {
     let server = server();
-    let lease = RENEWED;
+    let lease = SHORT_LEASE;
     let (ours, other) = (watched(&server, lease), client(&server));
     let taken = other.reentrant_lock("b").lock().unwrap();
     let all = all_of(&ours, &["c", "b", "a"]);
@@ -56,11 +56,13 @@ fn a_time_limit_covers_all_parts_together() {
     let taken = ["b", "c"].map(|name| other.reentrant_lock(name).lock().unwrap());
     let all = all_of(&ours, &NAMES);
     let begun = Instant::now();
-    assert!(answered(|| all.try_lock_for(UNIT * 5)).into_option().is_none());
-    assert!(answered(|| all.try_lock_until(Instant::now() + UNIT * 5)).into_option().is_none());
+    assert!(answered(|| all.try_lock_for(TIME_UNIT * 5)).into_option().is_none());
+    assert!(
+        answered(|| all.try_lock_until(Instant::now() + TIME_UNIT * 5)).into_option().is_none()
+    );
     let took = begun.elapsed();
-    assert!(took >= UNIT * 10 && took < SOON, "{took:?}");
-    wait_free(&server, "a", SOON);
+    assert!(took >= TIME_UNIT * 10 && took < TIMEOUT, "{took:?}");
+    wait_free(&server, "a", TIMEOUT);
     taken.into_iter().for_each(|guard| guard.unlock().unwrap());
 }
 
@@ -69,8 +71,13 @@ fn a_time_limit_covers_all_parts_together() {
 fn a_limit_ends_a_wait_for_several_where_a_server_says_nothing() {
     let (here, there) = (server(), server());
     let patient = |server: &Server| {
-        let builder = Client::builder(&server.url()).watchdog_timeout(LONG);
-        builder.connections(1).response_timeout(LONG).connect_timeout(LONG).connect().unwrap()
+        let builder = Client::builder(&server.url()).watchdog_timeout(LONG_LEASE);
+        builder
+            .connections(1)
+            .response_timeout(LONG_LEASE)
+            .connect_timeout(LONG_LEASE)
+            .connect()
+            .unwrap()
     };
     let (ours, theirs) = (patient(&here), patient(&there));
     let locks = [ours.reentrant_lock("a"), theirs.reentrant_lock("b"), ours.reentrant_lock("c")];
@@ -82,8 +89,8 @@ fn a_limit_ends_a_wait_for_several_where_a_server_says_nothing() {
         let (token, here) = (token.clone(), here.url());
         move || {
             let mut redis = redis::Client::open(here).unwrap().get_connection().unwrap();
-            wait_until("the first is had", SOON, || redis.exists("a").unwrap());
-            thread::sleep(UNIT);
+            wait_until("the first is had", TIMEOUT, || redis.exists("a").unwrap());
+            thread::sleep(TIME_UNIT);
             token.cancel();
         }
     });
@@ -91,26 +98,26 @@ fn a_limit_ends_a_wait_for_several_where_a_server_says_nothing() {
     let error = all.lock_cancellable(&token).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
     canceller.join();
-    wait_free(&here, "a", SOON);
+    wait_free(&here, "a", TIMEOUT);
     // Until the client notices the outage, a call that reaches its limit returns "not in time"
     // instead of an error.
-    let is_noticed = || all.try_lock_for(UNIT).map(drop).is_err();
-    wait_until("the silence is noticed", SOON, is_noticed);
+    let is_noticed = || all.try_lock_for(TIME_UNIT).map(drop).is_err();
+    wait_until("the silence is noticed", TIMEOUT, is_noticed);
     for limited in [
-        all.try_lock_for(UNIT * 5),
-        all.try_lock_until(Instant::now() + UNIT * 5),
-        all.lock_within(Wait::at_most(UNIT * 5).cancelled_by(&CancelToken::new())),
-        all.lock_owned_within(Wait::at_most(UNIT * 5)).map(|_| NotTaken),
+        all.try_lock_for(TIME_UNIT * 5),
+        all.try_lock_until(Instant::now() + TIME_UNIT * 5),
+        all.lock_within(Wait::at_most(TIME_UNIT * 5).cancelled_by(&CancelToken::new())),
+        all.lock_owned_within(Wait::at_most(TIME_UNIT * 5)).map(|_| NotTaken),
     ] {
         let error = limited.unwrap_err();
         assert!(error.kind().is_server_trouble(), "{error:?}");
         assert_eq!(error.name(), Some("b"), "{error}");
         wait_all_free(&here, &["a", "c"]);
     }
-    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < TIMEOUT, "{:?}", begun.elapsed());
     there.resume();
     // The client has given a late grant back.
-    wait_free(&there, "b", SOON);
+    wait_free(&there, "b", TIMEOUT);
     all.lock().unwrap().unlock().unwrap();
 }
 
@@ -129,8 +136,8 @@ fn a_cancel_gives_back_the_locks_taken_so_far() {
     token.cancel();
     let error = waiter.join();
     assert_eq!((error.kind(), error.name()), (ErrorKind::Cancelled, Some("b")));
-    wait_free(&server, "a", SOON);
-    let wait = Wait::at_most(LONG).cancelled_by(&token);
+    wait_free(&server, "a", TIMEOUT);
+    let wait = Wait::at_most(LONG_LEASE).cancelled_by(&token);
     assert_eq!(all.lock_within(wait).unwrap_err().kind(), ErrorKind::Cancelled);
     taken.unlock().unwrap();
 }
@@ -140,14 +147,14 @@ fn a_lock_lost_while_others_are_waited_for_is_taken_again() {
     let server = server();
     let (ours, other) = (client(&server), client(&server));
     let taken = other.reentrant_lock("b").lock().unwrap();
-    let all = all_of(&ours, &["a", "b"]).with_lease(UNIT * 10);
+    let all = all_of(&ours, &["a", "b"]).with_lease(TIME_UNIT * 10);
     let waiter = spawn(move || {
         let guard = all.lock().unwrap();
         assert!(guard.is_held());
         guard.unlock().unwrap();
     });
     wait_in_line(&server, "b", 1);
-    wait_free(&server, "a", SOON);
+    wait_free(&server, "a", TIMEOUT);
     taken.unlock().unwrap();
     waiter.join();
 }

@@ -8,7 +8,7 @@ use super::*;
 fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     let server = server();
     // The server does not report the loss to this client.
-    let untold = Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false);
+    let untold = Client::builder(&server.url()).watchdog_timeout(LONG_LEASE).client_tracking(false);
     let lock = untold.connect().unwrap().read_write_lock("stale");
     let other = client(&server).read_write_lock("stale");
     let mut redis = server.connection();
@@ -32,7 +32,7 @@ fn a_reader_let_in_beside_a_hold_that_the_server_lost_has_one_of_its_own() {
     assert_eq!(stale.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     reader.leaves();
     // The timeout keys of a deleted lock expire by themselves.
-    wait_free(&server, "stale", SOON);
+    wait_free(&server, "stale", TIMEOUT);
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn a_writer_that_is_let_in_is_alone_in_its_process_too() {
     writer.wait_in();
     assert!(!stale.is_held());
     writer.leaves();
-    wait_free(&server, "alone", SOON);
+    wait_free(&server, "alone", TIMEOUT);
 }
 
 #[test]
@@ -59,14 +59,14 @@ fn a_forced_unlock_of_a_writer_ends_its_read_hold_too() {
     reading.on_lost(move |why| tell.send(why).unwrap());
     assert!(lock.writer().force_unlock().unwrap());
     assert!(!writing.is_held() && !reading.is_held());
-    assert_eq!(told.recv_timeout(SOON).unwrap(), LostReason::ForceUnlocked);
+    assert_eq!(told.recv_timeout(TIMEOUT).unwrap(), LostReason::ForceUnlocked);
     assert_eq!(reading.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     assert_eq!(writing.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     let writing = lock.writer().lock().unwrap();
     assert!(!lock.reader().force_unlock().unwrap());
     assert!(writing.is_held());
     writing.unlock().unwrap();
-    wait_free(&server, "both", SOON);
+    wait_free(&server, "both", TIMEOUT);
 }
 
 /// A writer's read hold may end before the reply to its request arrives. The client must not
@@ -75,7 +75,7 @@ fn a_forced_unlock_of_a_writer_ends_its_read_hold_too() {
 fn a_writer_whose_read_grant_came_too_late_still_writes() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let lock = client.read_write_lock("too-late");
     let (begin, begun) = mpsc::channel();
     let (go_on, told) = mpsc::channel();
@@ -83,16 +83,16 @@ fn a_writer_whose_read_grant_came_too_late_still_writes() {
         let writing = lock.writer().lock().unwrap();
         begin.send(()).unwrap();
         told.recv().unwrap();
-        let late = lock.reader().with_lease(UNIT).lock().map(drop).unwrap_err();
+        let late = lock.reader().with_lease(TIME_UNIT).lock().map(drop).unwrap_err();
         assert_eq!(late.kind(), ErrorKind::ResponseTimeout, "{late}");
         assert!(late.is_transient() && writing.is_held(), "{late}; {writing:?}");
         writing.unlock().unwrap();
     });
-    begun.recv_timeout(SOON).unwrap();
+    begun.recv_timeout(TIMEOUT).unwrap();
     proxy.on_reply("", Action::HoldReply);
     go_on.send(()).unwrap();
-    wait_until("the reply is there", SOON, || proxy.fired() > 0);
-    thread::sleep(2 * UNIT);
+    wait_until("the reply is there", TIMEOUT, || proxy.fired() > 0);
+    thread::sleep(2 * TIME_UNIT);
     proxy.release();
     writer.join();
     wait_left(&server, "too-late");
@@ -105,11 +105,11 @@ fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
     let server = server();
     let lock = client(&server).read_write_lock("lapsed");
     let other = client(&server).read_write_lock("lapsed");
-    let writing = lock.writer().with_lease(20 * UNIT).lock().unwrap();
+    let writing = lock.writer().with_lease(20 * TIME_UNIT).lock().unwrap();
     let reading = lock.reader().lock().unwrap();
     let reader = Guest::of(other.reader());
     wait_queue(&server, "lapsed", 1);
-    wait_until("it is lost", SOON, || !writing.is_held());
+    wait_until("it is lost", TIMEOUT, || !writing.is_held());
     assert_eq!(writing.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     reader.wait_in();
     assert!(reading.is_held());
@@ -125,7 +125,7 @@ fn a_writer_that_lapsed_and_reads_on_keeps_no_reader_out() {
 #[test]
 fn a_late_reader_that_wants_its_hold_renewed_has_that() {
     let server = server();
-    let lease = RENEWED;
+    let lease = SHORT_LEASE;
     let lock = watched(&server, lease).read_write_lock("late");
     let first = Guest::of(lock.reader());
     first.wait_in();
@@ -135,7 +135,7 @@ fn a_late_reader_that_wants_its_hold_renewed_has_that() {
     // The alarm for the first thread went off while no thread needed a renewal.
     thread::sleep(lease / 2);
     // A thread that gets a grant from the server makes the lease longer. A re-entry does not.
-    let outer = lock.reader().with_lease(UNIT).lock().unwrap();
+    let outer = lock.reader().with_lease(TIME_UNIT).lock().unwrap();
     let watched = lock.reader().lock().unwrap();
     thread::sleep(lease * 3 / 2);
     assert!(watched.is_held());
@@ -171,7 +171,7 @@ fn a_multi_lock_of_read_and_write_locks_is_taken_beside_other_readers() {
     thread::sleep(Duration::from_millis(20));
     let guard = all.try_lock().unwrap().into_option().expect("readers share it");
     // The thread releases its own hold without waiting for the reply.
-    wait_until("they have one hold", SOON, || owners(&mut redis, "one").len() == 1);
+    wait_until("they have one hold", TIMEOUT, || owners(&mut redis, "one").len() == 1);
     reading.into_iter().for_each(Guest::leaves);
     assert!(guard.is_held());
     guard.unlock().unwrap();

@@ -8,7 +8,7 @@ use super::*;
 fn worker() {
     let Some(job) = Job::from_env() else { return };
     let [url, path, seed] = [0, 1, 2].map(|at| job.arg(at).to_owned());
-    let client = Client::builder(&url).watchdog_timeout(8 * UNIT).connect().unwrap();
+    let client = Client::builder(&url).watchdog_timeout(8 * TIME_UNIT).connect().unwrap();
     let diary = Arc::new(OpenOptions::new().append(true).create(true).open(path).unwrap());
     let stop = Arc::new(AtomicBool::new(false));
     job.say("starts");
@@ -141,13 +141,13 @@ fn a_writer_is_alone_while_processes_are_killed_and_stopped() {
         let args = [server.url(), diary.display().to_string(), seed.to_string()];
         let args: Vec<_> = args.iter().map(String::as_str).collect();
         let mut worker = Worker::spawn_test("read_write::contention::worker", "contender", &args);
-        worker.expect_line("starts", SOON);
+        worker.expect_line("starts", TIMEOUT);
         worker
     };
     let mut killed = HashMap::new();
     let mut workers: Vec<_> = (0..4).map(|_| start(random.next() >> 16)).collect();
     for round in 0..8 {
-        thread::sleep(4 * UNIT);
+        thread::sleep(4 * TIME_UNIT);
         let mut worker = workers.remove(0);
         if round % 2 == 0 {
             let id = worker.pid();
@@ -156,20 +156,20 @@ fn a_writer_is_alone_while_processes_are_killed_and_stopped() {
             workers.push(start(random.next() >> 16));
         } else {
             worker.sigstop();
-            thread::sleep(if round == 1 { 25 * UNIT } else { UNIT });
+            thread::sleep(if round == 1 { 25 * TIME_UNIT } else { TIME_UNIT });
             worker.sigcont();
             workers.push(worker);
         }
     }
-    wait_until("there were many turns", SOON, || {
+    wait_until("there were many turns", TIMEOUT, || {
         let so_far = fs::read_to_string(&diary).unwrap();
         so_far.lines().filter(|line| line.starts_with("begin")).count() > 200
     });
     for mut worker in workers {
         worker.send_line("");
-        println!("turns {}", worker.expect_line("turns", SOON));
+        println!("turns {}", worker.expect_line("turns", TIMEOUT));
         worker.send_line("");
-        worker.wait_exit(SOON);
+        worker.wait_exit(TIMEOUT);
     }
     let said = fs::read_to_string(&diary).unwrap();
     fs::remove_file(&diary).unwrap();
@@ -209,9 +209,9 @@ fn a_writer_among_many_readers_gets_its_turns() {
     let lock = client(&server).read_write_lock("starved");
     for _ in 0..30 {
         let before = reads.load(Ordering::SeqCst);
-        wait_until("others read", SOON, || reads.load(Ordering::SeqCst) > before + 5);
+        wait_until("others read", TIMEOUT, || reads.load(Ordering::SeqCst) > before + 5);
         let guard =
-            lock.writer().try_lock_for(SOON).unwrap().into_option().expect("it gets its turn");
+            lock.writer().try_lock_for(TIMEOUT).unwrap().into_option().expect("it gets its turn");
         assert_eq!(inside.fetch_sub(1_000, Ordering::SeqCst), 0, "beside readers");
         thread::sleep(Duration::from_micros(200));
         inside.fetch_add(1_000, Ordering::SeqCst);

@@ -30,7 +30,7 @@ fn a_reader_that_stood_still_and_hears_that_it_reads_keeps_writers_out() {
     let writing = lock.writer().lock().unwrap();
     let mut still =
         Worker::spawn_test("read_write::faults::reader", "reader", &[&server.url(), "still"]);
-    still.expect_line("waits", SOON);
+    still.expect_line("waits", TIMEOUT);
     wait_queue(&server, "still", 1);
     let awake = Guest::of(client(&server).read_write_lock("still").reader());
     wait_queue(&server, "still", 2);
@@ -39,12 +39,12 @@ fn a_reader_that_stood_still_and_hears_that_it_reads_keeps_writers_out() {
     awake.wait_in();
     let mut redis = server.connection();
     assert_eq!(owners(&mut redis, "still").len(), 2);
-    wait_until("the timeout of the one that stands still lapses", SOON, || {
+    wait_until("the timeout of the one that stands still lapses", TIMEOUT, || {
         timeouts(&mut redis, "still").len() == 1
     });
     assert_eq!(owners(&mut redis, "still").len(), 2, "the other one keeps its field");
     still.sigcont();
-    still.expect_line("reads", SOON);
+    still.expect_line("reads", TIMEOUT);
     awake.leaves();
     // If the paused reader has lost its hold, its guard must not report that it is held.
     assert!(
@@ -52,11 +52,11 @@ fn a_reader_that_stood_still_and_hears_that_it_reads_keeps_writers_out() {
         "one writes beside one that reads"
     );
     still.send_line("");
-    assert_eq!(still.expect_line("held", SOON), "true");
-    still.expect_line("left", SOON);
+    assert_eq!(still.expect_line("held", TIMEOUT), "true");
+    still.expect_line("left", TIMEOUT);
     wait_left(&server, "still");
     still.send_line("");
-    still.wait_exit(SOON);
+    still.wait_exit(TIMEOUT);
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn a_lost_reply_leaves_nothing_behind_and_keeps_no_writer_out() {
         }
         let other = crate::common::client(&server).read_write_lock("replies");
         let writing =
-            other.writer().try_lock_for(SOON).unwrap().into_option().expect("nothing is left");
+            other.writer().try_lock_for(TIMEOUT).unwrap().into_option().expect("nothing is left");
         writing.unlock().unwrap();
         client.shutdown();
         wait_left(&server, "replies");
@@ -129,15 +129,15 @@ fn a_right_that_is_missing_leaves_nothing_half_done() {
         }
         // A lock that was taken before the user lost the right also ends.
         user.set(&["+@all"]);
-        let guards = [lock.reader().try_lock_for(SOON).unwrap()];
+        let guards = [lock.reader().try_lock_for(TIMEOUT).unwrap()];
         user.set(&[&format!("-{command}")]);
         drop(guards);
         user.set(&["+@all"]);
-        let guard = other.writer().try_lock_for(SOON).unwrap();
+        let guard = other.writer().try_lock_for(TIMEOUT).unwrap();
         let Taken(guard) = guard else { panic!("{command}: it stays") };
         guard.unlock().unwrap();
         client.shutdown();
-        wait_free(&server, &name, SOON);
+        wait_free(&server, &name, TIMEOUT);
         for timeout in timeouts(&mut redis, &name) {
             // Without DEL, the key stays until the end of its lease.
             assert!(command == "del" && pttl(&mut redis, &timeout) != -1, "{command}");
@@ -159,7 +159,7 @@ fn a_release_is_refused_whole_if_its_last_command_lacks_a_right() {
     is_clear(&error, "down", "a read-write lock needs");
     assert_eq!(fields(&mut redis, "down"), before);
     user.set(&["+@all"]);
-    wait_until("it reads only", SOON, || mode(&mut redis, "down").as_deref() == Some("read"));
+    wait_until("it reads only", TIMEOUT, || mode(&mut redis, "down").as_deref() == Some("read"));
     reading.unlock().unwrap();
     wait_left(&server, "down");
 }

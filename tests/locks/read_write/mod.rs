@@ -47,7 +47,7 @@ fn queue(redis: &mut Connection, name: &str) -> Vec<String> {
 /// waiter without a subscription as dead.
 fn wait_queue(server: &Server, name: &str, places: usize) {
     let mut redis = server.connection();
-    wait_until(&format!("{places} stand in line"), SOON, || {
+    wait_until(&format!("{places} stand in line"), TIMEOUT, || {
         let queue = queue(&mut redis, name);
         queue.len() == places && queue.iter().all(|place| listens(&mut redis, place))
     });
@@ -62,10 +62,10 @@ fn listens(redis: &mut Connection, owner: &str) -> bool {
 
 /// Waits until the server has no key of the lock.
 fn wait_left(server: &Server, name: &str) {
-    wait_free(server, name, SOON);
+    wait_free(server, name, TIMEOUT);
     let mut redis = server.connection();
-    wait_until("nobody stands in line", SOON, || queue(&mut redis, name).is_empty());
-    wait_until(&format!("no timeouts of {name} are left"), SOON, || {
+    wait_until("nobody stands in line", TIMEOUT, || queue(&mut redis, name).is_empty());
+    wait_until(&format!("no timeouts of {name} are left"), TIMEOUT, || {
         timeouts(&mut redis, name).is_empty()
     });
 }
@@ -97,7 +97,7 @@ impl Guest {
     }
 
     fn wait_in(&self) -> Instant {
-        self.entered.recv_timeout(SOON).expect("it is let in")
+        self.entered.recv_timeout(TIMEOUT).expect("it is let in")
     }
 
     fn leaves(self) {
@@ -161,7 +161,7 @@ fn readers_of_several_processes_read_together_and_writers_alone() {
     assert_eq!(mode(&mut redis, "several").as_deref(), Some("write"));
     assert!(owners(&mut redis, "several")[0].ends_with(":write"));
     assert!(one.reader().try_lock().unwrap().into_option().is_none());
-    assert!(answered(|| one.writer().try_lock_for(UNIT)).into_option().is_none());
+    assert!(answered(|| one.writer().try_lock_for(TIME_UNIT)).into_option().is_none());
     assert!(elsewhere({
         let three = three.clone();
         move || three.reader().try_lock().unwrap().into_option().is_none()
@@ -328,7 +328,7 @@ fn a_reader_that_asks_to_write_is_refused_at_once_and_reads_on() {
     for refused in [
         lock.writer().lock().map(drop).unwrap_err(),
         lock.writer().try_lock().map(drop).unwrap_err(),
-        lock.writer().try_lock_for(SOON).map(drop).unwrap_err(),
+        lock.writer().try_lock_for(TIMEOUT).map(drop).unwrap_err(),
     ] {
         assert_eq!(refused.kind(), ErrorKind::WouldDeadlock, "{refused}");
     }
@@ -360,10 +360,10 @@ fn an_owned_guard_belongs_to_no_thread() {
 #[test]
 fn a_readers_hold_is_renewed_while_it_lasts() {
     let server = server();
-    let lock = watched(&server, RENEWED).read_write_lock("renewed");
+    let lock = watched(&server, SHORT_LEASE).read_write_lock("renewed");
     let mut redis = server.connection();
     let reading = lock.reader().lock().unwrap();
-    thread::sleep(RENEWED * 3 / 2);
+    thread::sleep(SHORT_LEASE * 3 / 2);
     assert!(reading.is_held(), "{}", reading.unlock().unwrap_err());
     let timeout = timeouts(&mut redis, "renewed").remove(0);
     assert!(pttl(&mut redis, &timeout) > 0 && pttl(&mut redis, "renewed") > 0);
@@ -374,13 +374,13 @@ fn a_readers_hold_is_renewed_while_it_lasts() {
 #[test]
 fn the_holds_of_a_writer_that_reads_are_renewed_while_they_last() {
     let server = server();
-    let lock = watched(&server, RENEWED).read_write_lock("renewed");
+    let lock = watched(&server, SHORT_LEASE).read_write_lock("renewed");
     let writing = lock.writer().lock().unwrap();
     let reading = lock.reader().lock().unwrap();
-    thread::sleep(RENEWED * 3 / 2);
+    thread::sleep(SHORT_LEASE * 3 / 2);
     assert!(writing.is_held() && reading.is_held());
     writing.unlock().unwrap();
-    thread::sleep(RENEWED * 3 / 2);
+    thread::sleep(SHORT_LEASE * 3 / 2);
     assert!(reading.is_held());
     reading.unlock().unwrap();
     wait_left(&server, "renewed");
@@ -389,7 +389,7 @@ fn the_holds_of_a_writer_that_reads_are_renewed_while_they_last() {
 #[test]
 fn a_lost_hold_is_reported_to_all_readers_that_share_it() {
     let server = server();
-    let lock = watched(&server, RENEWED).read_write_lock("lost");
+    let lock = watched(&server, SHORT_LEASE).read_write_lock("lost");
     let (tell, told) = mpsc::channel();
     let readers: Vec<_> = (0..3)
         .map(|_| {
@@ -399,15 +399,15 @@ fn a_lost_hold_is_reported_to_all_readers_that_share_it() {
                 let heard = tell.clone();
                 guard.on_lost(move |why| heard.send(Some(why)).unwrap());
                 tell.send(None).unwrap();
-                wait_until("it is lost", SOON, || !guard.is_held());
+                wait_until("it is lost", TIMEOUT, || !guard.is_held());
                 assert!(matches!(guard.state(), HoldState::Lost(_)));
                 guard.unlock().unwrap_err().kind()
             })
         })
         .collect();
-    (0..3).for_each(|_| assert_eq!(told.recv_timeout(SOON).unwrap(), None));
+    (0..3).for_each(|_| assert_eq!(told.recv_timeout(TIMEOUT).unwrap(), None));
     let () = server.connection().del("lost").unwrap();
-    (0..3).for_each(|_| assert_eq!(told.recv_timeout(SOON).unwrap(), Some(LostReason::Revoked)));
+    (0..3).for_each(|_| assert_eq!(told.recv_timeout(TIMEOUT).unwrap(), Some(LostReason::Revoked)));
     for reader in readers {
         assert_eq!(reader.join(), ErrorKind::LeaseLost);
     }
@@ -457,7 +457,7 @@ fn a_forgotten_guard_is_unlocked_through_any_handle() {
     let server = server();
     let client = client(&server);
     client.read_write_lock("forgotten").reader().lock().unwrap().forget();
-    thread::sleep(12 * UNIT);
+    thread::sleep(12 * TIME_UNIT);
     let lock = client.read_write_lock("forgotten");
     assert_eq!(lock.reader().hold_count(), 1);
     lock.reader().unlock().unwrap();
@@ -470,10 +470,10 @@ fn a_forgotten_guard_is_unlocked_through_any_handle() {
 fn a_reader_with_a_lease_of_its_own_reads_for_at_least_that_long() {
     let server = server();
     let lock = client(&server).read_write_lock("leased");
-    let short = lock.reader().with_lease(4 * UNIT);
+    let short = lock.reader().with_lease(4 * TIME_UNIT);
     let guard = short.lock().unwrap();
-    assert!(guard.remaining() <= 4 * UNIT);
-    wait_until("it ends", SOON, || !guard.is_held());
+    assert!(guard.remaining() <= 4 * TIME_UNIT);
+    wait_until("it ends", TIMEOUT, || !guard.is_held());
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     wait_left(&server, "leased");
     // Another reader with a longer lease keeps the lock for longer. But that reader may leave, so
@@ -482,13 +482,13 @@ fn a_reader_with_a_lease_of_its_own_reads_for_at_least_that_long() {
     watched.wait_in();
     let guard = short.lock().unwrap();
     let several = MultiLock::new(&[&short]).unwrap().lock().unwrap();
-    assert!(guard.remaining() <= 4 * UNIT && several.remaining() <= 4 * UNIT);
+    assert!(guard.remaining() <= 4 * TIME_UNIT && several.remaining() <= 4 * TIME_UNIT);
     let mut redis = server.connection();
     assert_eq!(owners(&mut redis, "leased").len(), 1);
-    wait_until("its own lease is over", SOON, || {
+    wait_until("its own lease is over", TIMEOUT, || {
         guard.remaining().is_zero() && several.remaining().is_zero()
     });
-    for slack in [Duration::ZERO, UNIT] {
+    for slack in [Duration::ZERO, TIME_UNIT] {
         assert_eq!(guard.check(slack).is_ok(), slack.is_zero());
         assert_eq!(several.check(slack).is_ok(), slack.is_zero());
     }
@@ -506,14 +506,14 @@ fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
     let server = server();
     let lock = client(&server).read_write_lock("visited");
     let other = client(&server).read_write_lock("visited");
-    let lease = 20 * UNIT;
+    let lease = 20 * TIME_UNIT;
     let watched = lock.reader().clone();
-    for visitor in [watched.clone(), watched.with_lease(100 * SOON)] {
+    for visitor in [watched.clone(), watched.with_lease(100 * TIMEOUT)] {
         let guard = watched.with_lease(lease).lock().unwrap();
         let visit = Guest::of(&visitor);
         visit.wait_in();
         let mut redis = server.connection();
-        wait_until("the longer lease counts", SOON, || {
+        wait_until("the longer lease counts", TIMEOUT, || {
             u128::try_from(pttl(&mut redis, "visited")).unwrap() > lease.as_millis()
         });
         // The guard does not rely on the other holder's longer lease, because that holder may
@@ -523,8 +523,12 @@ fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
         visit.leaves();
         assert!(guard.remaining() <= lease, "{:?}", guard.remaining());
         // The writer is granted the lock long before the lease of the reader that left ends.
-        let writing =
-            other.writer().try_lock_for(SOON).unwrap().into_option().expect("the lease has ended");
+        let writing = other
+            .writer()
+            .try_lock_for(TIMEOUT)
+            .unwrap()
+            .into_option()
+            .expect("the lease has ended");
         assert_eq!(guard.state(), HoldState::Lost(LostReason::LeaseExpired));
         writing.unlock().unwrap();
         wait_left(&server, "visited");
@@ -535,13 +539,13 @@ fn a_reader_that_comes_and_goes_leaves_anothers_lease_as_it_is() {
 fn of_several_levels_of_a_reader_each_lasts_for_its_own_lease() {
     let server = server();
     let lock = client(&server).read_write_lock("levels");
-    let (first, second) = (100 * SOON, 200 * SOON);
+    let (first, second) = (100 * TIMEOUT, 200 * TIMEOUT);
     for lease in [first, second] {
         for outer_goes_first in [false, true] {
             let outer = lock.reader().with_lease(first).lock().unwrap();
             // The lease counts from before the request.
             let begun = Instant::now();
-            thread::sleep(UNIT);
+            thread::sleep(TIME_UNIT);
             let later = Instant::now();
             let inner = lock.reader().with_lease(lease).lock().unwrap();
             let stays = if outer_goes_first {
@@ -551,7 +555,7 @@ fn of_several_levels_of_a_reader_each_lasts_for_its_own_lease() {
                 inner
             } else {
                 inner.unlock().unwrap();
-                assert!(Instant::now() + outer.remaining() < begun + first + UNIT / 2);
+                assert!(Instant::now() + outer.remaining() < begun + first + TIME_UNIT / 2);
                 outer
             };
             stays.unlock().unwrap();

@@ -85,7 +85,7 @@ impl Java {
 fn a_reader_that_is_kept_for_a_while_leaves_the_leases_of_all_others() {
     let server = server();
     let (client, other) = (watched(&server, HOUR * 2), client(&server));
-    let least = UNIT * 3;
+    let least = TIME_UNIT * 3;
     let mut redis = server.connection();
     let mut java = Java::new(&server, "kept", 7, true);
     for is_javas in [true, false] {
@@ -96,28 +96,28 @@ fn a_reader_that_is_kept_for_a_while_leaves_the_leases_of_all_others() {
             let lock = other.read_write_lock("kept").reader().with_lease(HOUR);
             Some(lock.lock_owned().unwrap())
         };
-        let longest = if is_javas { LONG } else { HOUR };
+        let longest = if is_javas { LONG_LEASE } else { HOUR };
         let others = timeouts(&mut redis, "kept");
         let lock = client.read_write_lock("kept");
         drop(lock.reader().with_hold_at_least(least).lock_owned().unwrap());
         let kept: Vec<_> =
             timeouts(&mut redis, "kept").into_iter().filter(|it| !others.contains(it)).collect();
         let of = |time: Duration| i64::try_from(time.as_millis()).unwrap();
-        wait_until("both are shortened", SOON, || {
+        wait_until("both are shortened", TIMEOUT, || {
             kept.iter().all(|it| pttl(&mut redis, it) <= of(least))
                 && pttl(&mut redis, "kept") <= of(longest)
         });
         let writer = elsewhere({
             let lock = other.read_write_lock("kept");
             // Whatever the last reply was, the waiter sends another request within this time.
-            move || lock.writer().try_lock_for(UNIT * 15).unwrap().into_option().is_some()
+            move || lock.writer().try_lock_for(TIME_UNIT * 15).unwrap().into_option().is_some()
         });
         assert!(!writer, "it would write beside {}", if is_javas { "Redisson's" } else { "ours" });
         match reading {
             Some(guard) => guard.unlock().unwrap(),
             None => assert_eq!(java.reads_no_more(), Some(1)),
         }
-        wait_until("nobody has it", SOON, || !redis.exists::<_, bool>("kept").unwrap());
+        wait_until("nobody has it", TIMEOUT, || !redis.exists::<_, bool>("kept").unwrap());
     }
 }
 
@@ -168,7 +168,7 @@ fn redissons_readers_and_writers_and_ours_exclude_each_other() {
 fn let_in(server: &Server, guest: &Guest, release: impl FnOnce()) -> Duration {
     guest.thread.wait_queued();
     let asked = Commands::so_far(server).scripts();
-    wait_until("it asks again", SOON, || Commands::so_far(server).scripts() > asked);
+    wait_until("it asks again", TIMEOUT, || Commands::so_far(server).scripts() > asked);
     let released = Instant::now();
     release();
     guest.wait_in() - released
@@ -195,7 +195,7 @@ fn a_waiter_behind_redisson_is_let_in_by_its_release() {
             let to_read = let_in(&server, &reader, || assert_eq!(java.writes_no_more(), Some(1)));
             reader.leaves();
             wait_left(&server, "woken");
-            to_write.max(to_read) < BEFORE_A_QUESTION
+            to_write.max(to_read) < MIN_POLL_INTERVAL
         });
         assert!(heard, "it asked, and did not hear");
     }
@@ -211,7 +211,7 @@ fn a_writers_release_that_lets_readers_in_is_said_in_public() {
         let reader = Guest::of(client(&server).read_write_lock("said").reader());
         wait_queue(&server, "said", 1);
         let mut connection = server.connection();
-        connection.set_read_timeout(Some(SOON)).unwrap();
+        connection.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut java = connection.as_pubsub();
         java.subscribe("redisson_rwlock:{said}").unwrap();
         if forced {

@@ -7,7 +7,7 @@ fn a_cancel_ends_a_wait_for_another_client_and_one_for_a_thread() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let lock = other.reentrant_lock("cancel");
-    at_once(|| {
+    woken_by_message(|| {
         let guard = one.reentrant_lock("cancel").lock().unwrap();
         let token = CancelToken::new();
         // The first waiter waits for the other client, and the other waiters wait for the first.
@@ -88,8 +88,8 @@ fn a_waiter_of_the_same_process_moves_up_when_those_before_it_give_up() {
     let client = client(&server);
     let mut redis = server.connection();
     let lock = client.reentrant_lock("move up");
-    at_once(|| {
-        hold_as_redisson(&mut redis, "move up", LONG);
+    woken_by_message(|| {
+        hold_as_redisson(&mut redis, "move up", LONG_LEASE);
         // The leader (the thread that sends the process's requests) leaves and passes its role on.
         // The thread behind it leaves without that role.
         let leader_lock = lock.clone();
@@ -99,7 +99,9 @@ fn a_waiter_of_the_same_process_moves_up_when_those_before_it_give_up() {
         leader.wait_asleep();
         let impatient_lock = lock.clone();
         let impatient = spawn(move || {
-            assert!(answered(|| impatient_lock.try_lock_for(UNIT * 2)).into_option().is_none());
+            assert!(
+                answered(|| impatient_lock.try_lock_for(TIME_UNIT * 2)).into_option().is_none()
+            );
         });
         impatient.wait_asleep();
         let last_lock = lock.clone();

@@ -9,7 +9,7 @@ fn two_clients_exclude_each_other_in_one_thread_too() {
     let (mine, theirs) = (one.reentrant_lock("two"), other.reentrant_lock("two"));
     let guard = mine.lock().unwrap();
     assert!(theirs.try_lock().unwrap().into_option().is_none());
-    assert!(answered(|| theirs.try_lock_for(UNIT)).into_option().is_none());
+    assert!(answered(|| theirs.try_lock_for(TIME_UNIT)).into_option().is_none());
     guard.unlock().unwrap();
     let guard = theirs.try_lock().unwrap().into_option().unwrap();
     assert!(mine.try_lock().unwrap().into_option().is_none());
@@ -68,7 +68,7 @@ fn a_bounded_wait_ends_at_its_deadline_and_not_before() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let guard = one.reentrant_lock("bounded").lock().unwrap();
-    let wait = UNIT * 3;
+    let wait = TIME_UNIT * 3;
     // The call waits for another client, and then for a thread of the same client.
     for lock in [other.reentrant_lock("bounded"), one.reentrant_lock("bounded")] {
         // If the call had no limit, it would wait until the test unlocks.
@@ -98,7 +98,9 @@ fn a_waiter_that_gave_up_leaves_nothing_behind() {
         .map(|at| {
             let lock = lock.clone();
             spawn(move || {
-                assert!(answered(|| lock.try_lock_for(UNIT / 10 * at)).into_option().is_none());
+                assert!(
+                    answered(|| lock.try_lock_for(TIME_UNIT / 10 * at)).into_option().is_none()
+                );
             })
         })
         .collect();
@@ -114,7 +116,7 @@ fn a_release_wakes_a_waiter_of_another_client_at_once() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     for (at, name) in ["woken", "wo{k}en", "{woken"].into_iter().enumerate() {
-        at_once(|| {
+        woken_by_message(|| {
             let guard = one.reentrant_lock(name).lock().unwrap();
             let lock = other.reentrant_lock(name);
             let waiter = spawn(move || {
@@ -143,8 +145,8 @@ fn a_java_services_release_wakes_a_waiter_and_its_hold_is_respected() {
         [("java", "redisson_lock__channel:{java}"), ("ja{v}a", "redisson_lock__channel:ja{v}a")]
     {
         let lock = client.reentrant_lock(name);
-        at_once(|| {
-            hold_as_redisson(&mut redis, name, LONG);
+        woken_by_message(|| {
+            hold_as_redisson(&mut redis, name, LONG_LEASE);
             assert!(lock.try_lock().unwrap().into_option().is_none());
             assert!(lock.is_locked().unwrap() && !lock.is_held_by_current_thread());
             assert_eq!(lock.unlock().unwrap_err().kind(), ErrorKind::NotHeld);
@@ -165,7 +167,7 @@ fn a_message_without_a_release_grants_nothing() {
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
-    hold_as_redisson(&mut redis, "hint", LONG);
+    hold_as_redisson(&mut redis, "hint", LONG_LEASE);
     let lock = client.reentrant_lock("hint");
     let granted = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&granted);
@@ -179,7 +181,9 @@ fn a_message_without_a_release_grants_nothing() {
         waiter.wait_asleep();
         let before = Commands::so_far(&server).scripts();
         let () = redis.publish(channel("hint"), message).unwrap();
-        wait_until("the waiter asks again", SOON, || Commands::so_far(&server).scripts() > before);
+        wait_until("the waiter asks again", TIMEOUT, || {
+            Commands::so_far(&server).scripts() > before
+        });
     }
     waiter.wait_asleep();
     assert!(!granted.load(Ordering::SeqCst));
@@ -193,8 +197,8 @@ fn a_lease_that_ends_without_a_message_lets_the_waiter_in() {
     let server = server();
     let client = client(&server);
     let mut redis = server.connection();
-    let lease = UNIT * 3;
-    at_once(|| {
+    let lease = TIME_UNIT * 3;
+    woken_by_message(|| {
         let begun = Instant::now();
         hold_as_redisson(&mut redis, "lapsed", lease);
         let guard = client.reentrant_lock("lapsed").lock().unwrap();
@@ -209,7 +213,7 @@ fn a_lease_that_ends_without_a_message_lets_the_waiter_in() {
 fn one_waiter_after_the_other_is_let_in() {
     let server = server();
     let clients: Vec<_> = (0..4).map(|_| client(&server)).collect();
-    at_once(|| {
+    woken_by_message(|| {
         let guard = clients[0].reentrant_lock("all").lock().unwrap();
         let inside = Arc::new(AtomicU64::new(0));
         let waiters: Vec<_> = (0..12)
@@ -240,7 +244,7 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
         let mut redis = server.connection();
         let guard = held_by_us.then(|| lock.lock().unwrap());
         if !held_by_us {
-            hold_as_redisson(&mut redis, "order", LONG);
+            hold_as_redisson(&mut redis, "order", LONG_LEASE);
         }
         let order = Arc::new(Mutex::new(Vec::new()));
         let waiters: Vec<_> = (0..10)
@@ -248,7 +252,7 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
                 let (lock, order) = (lock.clone(), Arc::clone(&order));
                 // The threads have different leases. Some of them get the hold from another thread,
                 // and others must send a request.
-                let lock = if at % 4 == 3 { lock.with_lease(LONG) } else { lock };
+                let lock = if at % 4 == 3 { lock.with_lease(LONG_LEASE) } else { lock };
                 let waiter = spawn(move || {
                     let guard = lock.lock().unwrap();
                     order.lock().unwrap().push(at);
@@ -302,7 +306,7 @@ fn within_a_turn_the_hold_is_passed_without_a_command() {
     let scripts = || Commands::so_far(&server).scripts();
     // This must hold in at least one round. On a busy machine a turn may end before all threads
     // have had the lock.
-    wait_until("six have it in a turn", SOON, || {
+    wait_until("six have it in a turn", TIMEOUT, || {
         let guard = lock.lock().unwrap();
         let waiters: Vec<_> = (0..6)
             .map(|_| {
@@ -315,13 +319,13 @@ fn within_a_turn_the_hold_is_passed_without_a_command() {
         let before = scripts();
         guard.unlock().unwrap();
         waiters.into_iter().for_each(Running::join);
-        wait_free(&server, "passed", SOON);
+        wait_free(&server, "passed", TIMEOUT);
         // The turn of the process is over, so there are three scripts: a release, an acquire by the
         // first thread, and a release by the last thread.
         scripts() - before == 3
     });
     assert_eq!(contend(&vec![lock; 6], 300), 1);
-    wait_free(&server, "passed", SOON);
+    wait_free(&server, "passed", TIMEOUT);
 }
 
 #[test]
@@ -330,14 +334,14 @@ fn a_hold_on_other_terms_is_not_passed() {
     let lock = client(&server).reentrant_lock("terms");
     let rounds = 100;
     // Each handle has a different lease: one watched, and two fixed.
-    let locks = [lock.clone(), lock.with_lease(LONG), lock.with_lease(LONG / 2)];
+    let locks = [lock.clone(), lock.with_lease(LONG_LEASE), lock.with_lease(LONG_LEASE / 2)];
     let mut monitor = server.connection();
     let before = Commands::so_far(&server).of("hset");
     assert_eq!(contend(&locks, rounds), 1);
     let granted = Commands::so_far(&server).of("hset") - before;
     // At the end some threads run alone and take the lock again, perhaps with a new grant.
     assert_eq!(granted, 3 * u64::from(rounds), "each grant is the server's");
-    wait_free(&server, "terms", SOON);
+    wait_free(&server, "terms", TIMEOUT);
     assert_eq!(holder(&mut monitor, "terms"), None);
 }
 
@@ -368,7 +372,7 @@ fn a_process_that_keeps_acquiring_does_not_starve_another() {
             })
         })
         .collect();
-    wait_until("it went to and fro", SOON, || changes.load(Ordering::SeqCst) >= 50);
+    wait_until("it went to and fro", TIMEOUT, || changes.load(Ordering::SeqCst) >= 50);
     stop.store(true, Ordering::SeqCst);
     threads.into_iter().for_each(Running::join);
 }
@@ -380,13 +384,13 @@ fn a_process_that_only_tries_goes_behind_one_that_waits() {
     let lock = clients[0].reentrant_lock("tried");
     let mut left = 0;
     for _ in 0..20 {
-        let guard = lock.try_lock_for(SOON).unwrap().into_option().expect("nobody keeps it");
+        let guard = lock.try_lock_for(TIMEOUT).unwrap().into_option().expect("nobody keeps it");
         let theirs = clients[1].reentrant_lock("tried");
         let waits = spawn(move || theirs.lock().unwrap().unlock().unwrap());
         wait_in_line(&server, "tried", 1);
         waits.wait_asleep();
         // This is longer than a turn.
-        thread::sleep(UNIT / 5);
+        thread::sleep(TIME_UNIT / 5);
         // The next request directly follows the release, so no other request comes between.
         drop(guard);
         left += usize::from(lock.try_lock().unwrap().into_option().is_none());
@@ -403,7 +407,7 @@ fn a_lone_client_is_never_refused_a_free_lock() {
     for _ in 0..5 {
         let guard = lock.try_lock().unwrap().into_option().expect("it is free");
         // This is longer than a turn.
-        thread::sleep(UNIT / 5);
+        thread::sleep(TIME_UNIT / 5);
         drop(guard);
     }
 }
@@ -416,7 +420,7 @@ fn a_lone_client_has_the_lock_back_by_its_first_request_after_a_long_hold() {
     let client = Client::builder(&server.url()).client_tracking(false).connect().unwrap();
     let lock = client.reentrant_lock("long alone");
     lock.lock().unwrap().unlock().unwrap();
-    for held in [UNIT / 5, UNIT * 3 / 2] {
+    for held in [TIME_UNIT / 5, TIME_UNIT * 3 / 2] {
         let guard = lock.lock().unwrap();
         // This time is longer than the time for which a process may pass the lock among its
         // threads.
@@ -434,24 +438,24 @@ fn a_drop_posts_its_release_and_does_not_wait() {
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url())
-        .watchdog_timeout(LONG)
-        .response_timeout(SOON)
+        .watchdog_timeout(LONG_LEASE)
+        .response_timeout(TIMEOUT)
         .connect()
         .unwrap();
     let lock = client.reentrant_lock("posted");
     lock.lock().unwrap().unlock().unwrap();
     // No later call waits for the release, so the drop of the guard alone must make it arrive.
     drop(lock.lock().unwrap());
-    wait_free(&server, "posted", SOON);
+    wait_free(&server, "posted", TIMEOUT);
 
     let guard = lock.lock().unwrap();
     proxy.on_request(channel("posted"), Action::HoldReply);
     let begun = Instant::now();
     drop(guard);
     let took = begun.elapsed();
-    assert!(took < SOON / 2, "{took:?}");
-    proxy.wait_fired(1, SOON);
-    wait_free(&server, "posted", SOON);
+    assert!(took < TIMEOUT / 2, "{took:?}");
+    proxy.wait_fired(1, TIMEOUT);
+    wait_free(&server, "posted", TIMEOUT);
     proxy.release();
     lock.lock().unwrap().unlock().unwrap();
 }
@@ -460,11 +464,14 @@ fn a_drop_posts_its_release_and_does_not_wait() {
 fn a_drop_in_the_middle_of_others_commands_is_written_too() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let client =
-        Client::builder(&proxy.url()).watchdog_timeout(LONG).connections(1).connect().unwrap();
+    let client = Client::builder(&proxy.url())
+        .watchdog_timeout(LONG_LEASE)
+        .connections(1)
+        .connect()
+        .unwrap();
     let guards: Vec<_> =
         (0..5).map(|at| client.reentrant_lock(&format!("drop:{at}")).lock().unwrap()).collect();
-    proxy.set_delay(UNIT);
+    proxy.set_delay(TIME_UNIT);
     // A thread keeps the only connection busy for two units.
     let lock = client.reentrant_lock("other");
     let busy = spawn(move || lock.is_locked().unwrap());
@@ -473,7 +480,7 @@ fn a_drop_in_the_middle_of_others_commands_is_written_too() {
     busy.join();
     proxy.set_delay(Duration::ZERO);
     for at in 0..5 {
-        wait_free(&server, &format!("drop:{at}"), SOON);
+        wait_free(&server, &format!("drop:{at}"), TIMEOUT);
     }
 }
 
@@ -482,28 +489,28 @@ fn a_longer_lease_extends_a_hold_and_a_shorter_one_does_not_shorten_it() {
     let server = server();
     let lock = client(&server).reentrant_lock("longer");
     let mut redis = server.connection();
-    let outer = lock.with_lease(LONG / 2).lock().unwrap();
+    let outer = lock.with_lease(LONG_LEASE / 2).lock().unwrap();
     let millis = |duration: Duration| i64::try_from(duration.as_millis()).unwrap();
-    assert!(pttl(&mut redis, "longer") <= millis(LONG / 2));
+    assert!(pttl(&mut redis, "longer") <= millis(LONG_LEASE / 2));
 
-    let longer = lock.with_lease(LONG * 3).lock().unwrap();
-    assert!(pttl(&mut redis, "longer") > millis(LONG * 2));
-    assert!(outer.remaining() > LONG * 2 && longer.remaining() > LONG * 2);
+    let longer = lock.with_lease(LONG_LEASE * 3).lock().unwrap();
+    assert!(pttl(&mut redis, "longer") > millis(LONG_LEASE * 2));
+    assert!(outer.remaining() > LONG_LEASE * 2 && longer.remaining() > LONG_LEASE * 2);
     let before = Commands::so_far(&server).scripts();
-    let shorter = lock.with_lease(LONG / 2).lock().unwrap();
+    let shorter = lock.with_lease(LONG_LEASE / 2).lock().unwrap();
     assert_eq!(Commands::so_far(&server).scripts(), before);
-    assert!(pttl(&mut redis, "longer") > millis(LONG * 2));
+    assert!(pttl(&mut redis, "longer") > millis(LONG_LEASE * 2));
     assert_eq!(lock.hold_count(), 3);
     drop((longer, shorter));
-    assert!(outer.remaining() > LONG * 2, "an inner level's end shortens nothing");
+    assert!(outer.remaining() > LONG_LEASE * 2, "an inner level's end shortens nothing");
     outer.unlock().unwrap();
     assert!(!lock.is_locked().unwrap());
 
     // An extension never shortens the server's lease, even one that this client does not know.
-    let outer = lock.with_lease(LONG / 4).lock().unwrap();
-    let () = redis.pexpire("longer", millis(LONG * 3)).unwrap();
-    let longer = lock.with_lease(LONG).lock().unwrap();
-    assert!(pttl(&mut redis, "longer") > millis(LONG * 2));
+    let outer = lock.with_lease(LONG_LEASE / 4).lock().unwrap();
+    let () = redis.pexpire("longer", millis(LONG_LEASE * 3)).unwrap();
+    let longer = lock.with_lease(LONG_LEASE).lock().unwrap();
+    assert!(pttl(&mut redis, "longer") > millis(LONG_LEASE * 2));
     drop((outer, longer));
 }
 
@@ -513,13 +520,13 @@ fn force_unlock_takes_the_lock_from_anybody_and_lets_the_next_in() {
     let (one, other) = (client(&server), client(&server));
     let lock = one.reentrant_lock("forced");
     assert!(!lock.force_unlock().unwrap());
-    hold_as_redisson(&mut server.connection(), "forced", LONG);
+    hold_as_redisson(&mut server.connection(), "forced", LONG_LEASE);
     assert!(lock.force_unlock().unwrap());
     assert!(!lock.is_locked().unwrap());
 
     // A thread of this client has the lock. A second thread of this client and a thread of another
     // client wait.
-    at_once(|| {
+    woken_by_message(|| {
         let guard = lock.lock().unwrap();
         let reason = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&reason);
@@ -535,7 +542,7 @@ fn force_unlock_takes_the_lock_from_anybody_and_lets_the_next_in() {
         assert_eq!(guard.state(), HoldState::Lost(LostReason::ForceUnlocked));
         assert!(!lock.is_held_by_current_thread());
         waiters.into_iter().for_each(Running::join);
-        wait_until("on_lost is called", SOON, || !reason.lock().unwrap().is_empty());
+        wait_until("on_lost is called", TIMEOUT, || !reason.lock().unwrap().is_empty());
         assert_eq!(*reason.lock().unwrap(), [LostReason::ForceUnlocked]);
         assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     });
@@ -546,8 +553,8 @@ fn force_unlock_reaches_a_thread_to_which_the_hold_was_passed_meanwhile() {
     let server = server();
     let proxy = Arc::new(Proxy::before(&server));
     let client = Client::builder(&proxy.url())
-        .watchdog_timeout(LONG)
-        .response_timeout(SOON)
+        .watchdog_timeout(LONG_LEASE)
+        .response_timeout(TIMEOUT)
         .connections(1)
         .connect()
         .unwrap();
@@ -562,7 +569,7 @@ fn force_unlock_reaches_a_thread_to_which_the_hold_was_passed_meanwhile() {
         include_str!("../../../lua/lock/force_unlock.lua")
     ));
     // The hold is passed inside the process only soon after a grant, so this may take a few rounds.
-    wait_until("it is passed on meanwhile", SOON, || {
+    wait_until("it is passed on meanwhile", TIMEOUT, || {
         let forced = Arc::new(AtomicBool::new(false));
         let go = Arc::new(Barrier::new(2));
         let before = proxy.fired();
@@ -587,7 +594,7 @@ fn force_unlock_reaches_a_thread_to_which_the_hold_was_passed_meanwhile() {
             spawn(move || {
                 let guard = lock.lock().unwrap();
                 granted.store(true, Ordering::SeqCst);
-                wait_until("it was forced", SOON, || forced.load(Ordering::SeqCst));
+                wait_until("it was forced", TIMEOUT, || forced.load(Ordering::SeqCst));
                 guard.is_held()
             })
         };
@@ -597,12 +604,12 @@ fn force_unlock_reaches_a_thread_to_which_the_hold_was_passed_meanwhile() {
         go.wait();
         let forces = lock.clone();
         let forces = spawn(move || forces.force_unlock().unwrap());
-        proxy.wait_fired(before + 1, SOON);
+        proxy.wait_fired(before + 1, TIMEOUT);
         // The network holds back the reply to the forced unlock. Meanwhile the lock may be passed
         // to the thread that sets `granted`.
         let begun = Instant::now();
-        while begun.elapsed() < UNIT / 2 && !granted.load(Ordering::SeqCst) {
-            thread::sleep(UNIT / 100);
+        while begun.elapsed() < TIME_UNIT / 2 && !granted.load(Ordering::SeqCst) {
+            thread::sleep(TIME_UNIT / 100);
         }
         let passed = granted.load(Ordering::SeqCst);
         proxy.release();

@@ -39,7 +39,7 @@ fn the_answers_of_a_lock_depend_on_the_asking_thread_and_client() {
     assert!(lock.is_held_by_current_thread() && !theirs.is_held_by_current_thread());
     assert_eq!((lock.hold_count(), theirs.hold_count()), (1, 0));
     let left = theirs.remaining_lease().unwrap().unwrap();
-    assert!(left > LONG * 9 / 10 && left <= LONG, "{left:?}");
+    assert!(left > LONG_LEASE * 9 / 10 && left <= LONG_LEASE, "{left:?}");
     let same = lock.clone();
     assert_eq!(
         elsewhere(move || (same.is_held_by_current_thread(), same.hold_count())),
@@ -82,7 +82,7 @@ fn a_key_that_is_no_lock_is_an_error_at_once_and_left_as_it_is() {
         for error in [
             lock.lock().map(drop).unwrap_err(),
             lock.try_lock().map(drop).unwrap_err(),
-            lock.try_lock_for(SOON).map(drop).unwrap_err(),
+            lock.try_lock_for(TIMEOUT).map(drop).unwrap_err(),
             lock.force_unlock().map(drop).unwrap_err(),
         ] {
             assert_eq!((error.kind(), error.name()), (ErrorKind::WrongType, Some("key")), "{what}");
@@ -124,12 +124,12 @@ fn a_call_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
     let client = impatient(&server.url().replace("redis://", "redis://user:word@"));
     let client = client.connect().unwrap();
     let mut redis = server.connection();
-    let short = SOON;
+    let short = TIMEOUT;
     type Act = fn(&ReentrantLock, &mut Option<LockGuard>) -> Result<(), Error>;
     let acts: [(&str, bool, Act); 6] = [
         ("lock", false, |lock, guard| lock.lock().map(|new| *guard = Some(new))),
         ("try_lock", false, |lock, guard| lock.try_lock().map(|new| *guard = new.into_option())),
-        ("extend", true, |lock, _| lock.with_lease(LONG).lock().map(drop)),
+        ("extend", true, |lock, _| lock.with_lease(LONG_LEASE).lock().map(drop)),
         ("unlock", true, |_, guard| guard.take().unwrap().unlock()),
         ("force_unlock", true, |lock, _| lock.force_unlock().map(drop)),
         ("is_locked", true, |lock, _| lock.is_locked().map(drop)),
@@ -162,7 +162,7 @@ fn a_call_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
             }
             set(&["+@all".to_owned()]);
             drop(guard);
-            wait_free(&server, &name, SOON);
+            wait_free(&server, &name, TIMEOUT);
         }
     }
 }
@@ -171,7 +171,7 @@ fn a_call_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
 fn a_renewal_that_may_not_ask_for_the_time_left_shortens_no_lease() {
     let server = server();
     let mut redis = server.connection();
-    hold_as_redisson(&mut redis, "long", LONG);
+    hold_as_redisson(&mut redis, "long", LONG_LEASE);
     let rights = ["SETUSER", "user", "on", ">word", "~*", "+@all", "-pttl"];
     let () = redis::cmd("ACL").arg(&rights).query(&mut redis).unwrap();
     let url = server.url().replace("redis://", "redis://user:word@");
@@ -196,10 +196,10 @@ fn a_guard_knows_its_state_without_asking() {
     assert!(guard.is_held());
     assert_eq!(guard.state(), HoldState::Held);
     let left = guard.remaining();
-    assert!(left > LONG * 9 / 10 && left < LONG, "{left:?}");
+    assert!(left > LONG_LEASE * 9 / 10 && left < LONG_LEASE, "{left:?}");
     guard.check(Duration::ZERO).unwrap();
-    guard.check(LONG / 2).unwrap();
-    let error = guard.check(LONG).unwrap_err();
+    guard.check(LONG_LEASE / 2).unwrap();
+    let error = guard.check(LONG_LEASE).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::EndsTooSoon);
     assert!(error.to_string().contains("\"state\""), "{error}");
     assert!(guard.is_held(), "a check changes nothing");
@@ -312,7 +312,7 @@ fn with_runs_its_work_under_the_lock() {
     let panicked =
         catch_unwind(AssertUnwindSafe(|| lock.with::<(), Error>(|_| panic!("the work's own"))));
     assert!(panicked.is_err());
-    wait_free(&server, "with", SOON);
+    wait_free(&server, "with", TIMEOUT);
 }
 
 #[test]
@@ -354,9 +354,9 @@ fn the_works_result_comes_back_if_the_lock_was_held_to_its_end() {
     // The work's own error is returned unchanged, and the lock is free.
     let own: Result<(), _> = lock.with(|_| Err(WorkError::Own));
     assert!(matches!(own, Err(WorkError::Own)), "{own:?}");
-    wait_free(&server, "work", SOON);
+    wait_free(&server, "work", TIMEOUT);
     // The work may return an error of the library.
-    let within = lock.with(|guard| Ok::<_, WorkError>(guard.check(LONG * 2)?));
+    let within = lock.with(|guard| Ok::<_, WorkError>(guard.check(LONG_LEASE * 2)?));
     let Err(WorkError::Lock(error)) = within else { panic!("{within:?}") };
     assert_eq!(error.kind(), ErrorKind::EndsTooSoon);
     // The outcome of the release is unknown. The work was done, so its result is returned.
@@ -372,7 +372,7 @@ fn the_works_result_comes_back_if_the_lock_was_held_to_its_end() {
     });
     assert_eq!(lock.with(|_| Ok::<_, WorkError>(7)).unwrap(), 7);
     assert_eq!(proxy.fired(), 2);
-    wait_free(&server, "work", SOON);
+    wait_free(&server, "work", TIMEOUT);
     // If the lock was lost during the work, the result must not be returned as if all were well. In
     // one case the client knows of the loss, in the other only the server does.
     for here in [true, false] {
@@ -408,24 +408,24 @@ fn a_check_says_lost_only_of_a_lost_hold() {
     let server = server();
     let lock = client(&server).reentrant_lock("checked");
     let guard = lock.lock().unwrap();
-    guard.check(LONG / 2).unwrap();
-    let error = guard.check(LONG).unwrap_err();
+    guard.check(LONG_LEASE / 2).unwrap();
+    let error = guard.check(LONG_LEASE).unwrap_err();
     assert_eq!((error.kind(), error.is_transient()), (ErrorKind::EndsTooSoon, false), "{error}");
-    let error = guard.check(LONG - Duration::from_millis(1)).unwrap_err();
+    let error = guard.check(LONG_LEASE - Duration::from_millis(1)).unwrap_err();
     assert_eq!((error.kind(), error.is_transient()), (ErrorKind::EndsTooSoon, true), "{error}");
     is_short(&error, "raise watchdog_timeout; while the server is away, no renewal succeeds");
     assert!(guard.is_held());
-    let fixed = lock.with_lease(SOON).lock().unwrap();
-    let error = fixed.check(LONG - UNIT / 2).unwrap_err();
+    let fixed = lock.with_lease(TIMEOUT).lock().unwrap();
+    let error = fixed.check(LONG_LEASE - TIME_UNIT / 2).unwrap_err();
     assert_eq!((error.kind(), error.is_transient()), (ErrorKind::EndsTooSoon, false), "{error}");
     is_short(&error, "take a longer lease");
     drop(fixed);
     assert!(lock.force_unlock().unwrap());
-    assert_eq!(guard.check(UNIT).unwrap_err().kind(), ErrorKind::LeaseLost);
+    assert_eq!(guard.check(TIME_UNIT).unwrap_err().kind(), ErrorKind::LeaseLost);
     drop(guard);
     let guard = lock.lock().unwrap();
     lock.unlock().unwrap();
-    let error = guard.check(UNIT).unwrap_err();
+    let error = guard.check(TIME_UNIT).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotHeld, "{error}");
 }
 
@@ -440,7 +440,12 @@ fn a_panic_releases_the_lock() {
         panic!("the thread's own");
     });
     assert!(panicked.join().is_err());
-    lock.try_lock_for(SOON).unwrap().into_option().expect("free after the panic").unlock().unwrap();
+    lock.try_lock_for(TIMEOUT)
+        .unwrap()
+        .into_option()
+        .expect("free after the panic")
+        .unlock()
+        .unwrap();
 }
 
 #[test]
@@ -449,20 +454,20 @@ fn any_lock_may_stand_behind_the_trait() {
     let client = client(&server);
     let locks: Vec<Box<dyn Lock>> = vec![
         Box::new(client.reentrant_lock("any:1")),
-        Box::new(client.reentrant_lock("any:2").with_lease(LONG / 2)),
+        Box::new(client.reentrant_lock("any:2").with_lease(LONG_LEASE / 2)),
     ];
     let token = CancelToken::new();
     for lock in &locks {
         let guards = [
             lock.lock().unwrap(),
             lock.try_lock().unwrap().into_option().unwrap(),
-            lock.try_lock_for(SOON).unwrap().into_option().unwrap(),
+            lock.try_lock_for(TIMEOUT).unwrap().into_option().unwrap(),
             answered(|| lock.try_lock_until(Instant::now())).into_option().unwrap(),
             lock.lock_cancellable(&token).unwrap(),
         ];
         assert_eq!(lock.hold_count(), 5);
         assert!(lock.is_held_by_current_thread() && lock.is_locked().unwrap());
-        assert!(lock.remaining_lease().unwrap().unwrap() <= LONG);
+        assert!(lock.remaining_lease().unwrap().unwrap() <= LONG_LEASE);
         for guard in guards {
             guard.unlock().unwrap();
         }
@@ -471,7 +476,7 @@ fn any_lock_may_stand_behind_the_trait() {
         assert!(!lock.force_unlock().unwrap());
     }
     fn guarded(lock: &impl Lock) -> Result<bool, Error> {
-        lock.with_lease(UNIT * 10).with(|_| Ok(lock.is_held_by_current_thread()))
+        lock.with_lease(TIME_UNIT * 10).with(|_| Ok(lock.is_held_by_current_thread()))
     }
     assert!(guarded(&client.reentrant_lock("any:3")).unwrap());
 }
@@ -480,7 +485,7 @@ fn any_lock_may_stand_behind_the_trait() {
 fn locks_go_where_threads_go_and_a_guard_keeps_its_client() {
     fn travels<T: Clone + Send + Sync + 'static>(_: &T) {}
     let server = server();
-    let lease = RENEWED;
+    let lease = SHORT_LEASE;
     let guard = {
         let client = watched(&server, lease);
         let lock = client.reentrant_lock("kept");
@@ -493,5 +498,5 @@ fn locks_go_where_threads_go_and_a_guard_keeps_its_client() {
     thread::sleep(lease * 3 / 2);
     assert!(guard.is_held());
     guard.unlock().unwrap();
-    wait_free(&server, "kept", SOON);
+    wait_free(&server, "kept", TIMEOUT);
 }

@@ -20,7 +20,7 @@ fn the_hash_the_owner_and_the_lease_are_redissons() {
     let kind: String = redis::cmd("TYPE").arg("wire").query(&mut redis).unwrap();
     assert_eq!(kind, "hash");
     let left = pttl(&mut redis, "wire");
-    let lease = i64::try_from(LONG.as_millis()).unwrap();
+    let lease = i64::try_from(LONG_LEASE.as_millis()).unwrap();
     assert!(left > lease * 9 / 10 && left <= lease, "{left} ms");
 
     guard.unlock().unwrap();
@@ -72,7 +72,7 @@ fn a_release_publishes_a_zero_on_redissons_channel() {
     ] {
         let mut subscriber = server.connection();
         let mut subscriber = subscriber.as_pubsub();
-        subscriber.set_read_timeout(Some(SOON)).unwrap();
+        subscriber.set_read_timeout(Some(TIMEOUT)).unwrap();
         subscriber.psubscribe("*").unwrap();
         let mut messages = || {
             let message = subscriber.get_message().unwrap();
@@ -106,7 +106,7 @@ fn an_inner_unlock_says_nothing_to_the_server() {
     let inner: Vec<_> = (0..100).map(|_| lock.lock().unwrap()).collect();
     assert_eq!(lock.hold_count(), 101);
     let tried = lock.try_lock().unwrap().into_option().unwrap();
-    let waited = lock.try_lock_for(SOON).unwrap().into_option().unwrap();
+    let waited = lock.try_lock_for(TIMEOUT).unwrap().into_option().unwrap();
     assert_eq!(lock.hold_count(), 103);
     drop(tried);
     waited.unlock().unwrap();

@@ -30,7 +30,7 @@ fn a_hold_that_a_clock_set_back_made_longer_ends_with_the_lease_again() {
         assert!(redis.pexpire::<_, bool>(name, SET_BACK).unwrap());
     }
     for name in &names {
-        wait_until("it is cut", SOON, || in_time(&mut redis, name, LEASE));
+        wait_until("it is cut", TIMEOUT, || in_time(&mut redis, name, LEASE));
     }
     for (name, guard) in locks {
         assert!(guard.is_held(), "{name}");
@@ -58,7 +58,7 @@ fn a_permits_longer_lease_is_cut_too_unless_its_id_was_read() {
         let later = (now + SET_BACK / 2_000) * 1_000;
         ends(redis).into_iter().filter(|(_, score)| *score > later).count()
     };
-    wait_until("one is cut", SOON, || far(&mut redis) == 1);
+    wait_until("one is cut", TIMEOUT, || far(&mut redis) == 1);
     // The program has read the other permit's id, so any process may have requested the longer
     // lease. The client does not shorten this lease.
     thread::sleep(LEASE);
@@ -86,7 +86,7 @@ fn a_longer_lease_that_a_thread_requested_is_not_cut() {
     assert!(redis.pexpire::<_, bool>(&timeouts[0], SET_BACK).unwrap());
     // Wait until a renewal shortens each time to live to the remaining longer lease.
     for name in ["levels", "read"] {
-        wait_until("it is cut", SOON, || in_time(&mut redis, name, LONGER));
+        wait_until("it is cut", TIMEOUT, || in_time(&mut redis, name, LONGER));
         assert!(pttl(&mut redis, name) > millis(LEASE), "{name}");
     }
     for guard in [outer, inner, shorter, longer] {
@@ -109,15 +109,15 @@ fn a_longer_lease_counts_only_as_far_as_an_unanswered_cut_would_leave_it() {
         let is_cut = move |bytes: &[u8]| bytes.windows(cut.len()).any(|part| part == cut);
         proxy.on(Direction::Request, copies, Action::LoseRequest, is_cut);
         assert!(redis.pexpire::<_, bool>(name, SET_BACK).unwrap());
-        wait_until("it is cut", SOON, || in_time(&mut redis, name, LEASE));
+        wait_until("it is cut", TIMEOUT, || in_time(&mut redis, name, LEASE));
         // The server has also replied to the command that shortens the lease.
         let certain = || Instant::now() + outer.remaining();
         let then = certain();
-        wait_until("it is renewed", SOON, || certain() > then + UNIT);
+        wait_until("it is renewed", TIMEOUT, || certain() > then + TIME_UNIT);
 
-        let inner = lock.with_watchdog(LONG).lock().unwrap();
+        let inner = lock.with_watchdog(LONG_LEASE).lock().unwrap();
         let then = certain();
-        wait_until("it is renewed again", SOON, || certain() > then + UNIT);
+        wait_until("it is renewed again", TIMEOUT, || certain() > then + TIME_UNIT);
         // The test runs the late command that shortens the lease.
         assert!(redis.pexpire::<_, bool>(name, millis(LEASE)).unwrap());
         let left = outer.remaining();
@@ -139,13 +139,13 @@ fn a_reader_takes_nothing_from_another_ones_lease() {
     let mut redis = server.connection();
     let guard = one.read_write_lock("readers").reader().lock().unwrap();
     let own: Vec<String> = redis.keys("*rwlock_timeout*").unwrap();
-    let longer = other.read_write_lock("readers").reader().with_lease(LONG).lock().unwrap();
+    let longer = other.read_write_lock("readers").reader().with_lease(LONG_LEASE).lock().unwrap();
     for key in [&own[0], "readers"] {
         assert!(redis.pexpire::<_, bool>(key, SET_BACK).unwrap());
     }
-    wait_until("it is cut", SOON, || in_time(&mut redis, &own[0], LEASE));
-    wait_until("it is cut", SOON, || in_time(&mut redis, "readers", LONG));
+    wait_until("it is cut", TIMEOUT, || in_time(&mut redis, &own[0], LEASE));
+    wait_until("it is cut", TIMEOUT, || in_time(&mut redis, "readers", LONG_LEASE));
     thread::sleep(LEASE);
-    assert!(pttl(&mut redis, "readers") > millis(LONG - LEASE * 3));
+    assert!(pttl(&mut redis, "readers") > millis(LONG_LEASE - LEASE * 3));
     assert!(guard.is_held() && longer.is_held());
 }

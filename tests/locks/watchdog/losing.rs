@@ -18,7 +18,7 @@ fn a_lost_hold_is_reported_at_its_deadline_though_the_server_does_not_answer() {
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     assert_eq!(second.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     // The keys of these locks expire at the server.
-    wait_free(&server, "silent", SOON);
+    wait_free(&server, "silent", TIMEOUT);
     client.reentrant_lock("silent").lock().unwrap().unlock().unwrap();
     assert!(losses.iter().all(|losses| losses.so_far().len() == 1));
 }
@@ -46,7 +46,7 @@ fn a_hold_that_the_server_has_lost_is_reported_at_the_next_renewal() {
         take_away();
         // Another client already has the lock and keeps it.
         let theirs =
-            other.reentrant_lock("gone").try_lock_for(SOON).unwrap().into_option().unwrap();
+            other.reentrant_lock("gone").try_lock_for(TIMEOUT).unwrap().into_option().unwrap();
         let held = holder(&mut server.connection(), "gone");
         // If no renewal found the loss, the holder would notice only the end of the lease.
         assert_eq!(losses.wait(), LostReason::Revoked, "{way}");
@@ -68,11 +68,11 @@ fn a_hold_that_the_server_has_lost_is_reported_at_the_next_renewal() {
 fn a_loss_that_the_unlock_finds_is_its_error() {
     let server = server();
     // The server does not report the loss.
-    let client = Client::builder(&server.url()).watchdog_timeout(LONG).client_tracking(false);
+    let client = Client::builder(&server.url()).watchdog_timeout(LONG_LEASE).client_tracking(false);
     let lock = client.connect().unwrap().reentrant_lock("found");
     let guard = lock.lock().unwrap();
     let () = server.connection().del("found").unwrap();
-    hold_as_redisson(&mut server.connection(), "found", LONG);
+    hold_as_redisson(&mut server.connection(), "found", LONG_LEASE);
     assert!(guard.is_held(), "nobody has asked yet");
     let error = guard.unlock().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::LeaseLost);
@@ -113,7 +113,7 @@ fn each_callback_of_a_loss_is_called_once() {
         });
     }
     let seen = |at: usize| calls[at].load(Ordering::SeqCst);
-    wait_until("the callbacks are called", SOON, || (0..3).all(|at| seen(at) == 1));
+    wait_until("the callbacks are called", TIMEOUT, || (0..3).all(|at| seen(at) == 1));
     // A callback may be registered after the loss, even by another callback.
     let (call, again) = (Arc::clone(&calls[3]), lock.clone());
     guard.on_lost(move |reason| {
@@ -121,7 +121,7 @@ fn each_callback_of_a_loss_is_called_once() {
         again.lock().unwrap().unlock().unwrap();
         call.fetch_add(1, Ordering::SeqCst);
     });
-    wait_until("the late callback is called", SOON, || seen(3) == 1);
+    wait_until("the late callback is called", TIMEOUT, || seen(3) == 1);
     // Other calls of the guard find the loss, too.
     assert!(guard.check(Duration::ZERO).is_err());
     assert!(!lock.force_unlock().unwrap());
@@ -151,7 +151,7 @@ fn a_callback_that_blocks_delays_no_renewal() {
         let _ = receiver.recv();
     });
     assert!(client.reentrant_lock("lost").force_unlock().unwrap());
-    wait_until("the callback runs", SOON, || entered.load(Ordering::SeqCst));
+    wait_until("the callback runs", TIMEOUT, || entered.load(Ordering::SeqCst));
     // A fixed time must pass here, because no event shows the end of the wait.
     thread::sleep(LEASE * 3 / 2);
     assert!(kept.is_held());
@@ -169,8 +169,8 @@ fn a_loss_is_reported_once_the_system_can_start_threads_again() {
     let guard = client.reentrant_lock("short").with_lease(SHORT).lock().unwrap();
     let losses = Losses::of(&guard);
     without_room_for_threads(|| {
-        wait_until("it is lost", SOON, || matches!(guard.state(), HoldState::Lost(_)));
-        thread::sleep(UNIT);
+        wait_until("it is lost", TIMEOUT, || matches!(guard.state(), HoldState::Lost(_)));
+        thread::sleep(TIME_UNIT);
         assert_eq!(losses.so_far(), [], "no thread can be started");
     });
     assert_eq!(losses.wait(), LostReason::LeaseExpired);

@@ -18,9 +18,9 @@ use redlatch::{Client, ErrorKind, HoldState, LockGuard, LostReason};
 use redlatch_testkit::{Action, Direction, Proxy};
 
 /// The lease of locks that a test keeps.
-const LEASE: Duration = RENEWED;
+const LEASE: Duration = SHORT_LEASE;
 /// The lease of locks whose end a test waits for.
-const SHORT: Duration = Duration::from_millis(10 * UNIT.as_millis() as u64);
+const SHORT: Duration = Duration::from_millis(10 * TIME_UNIT.as_millis() as u64);
 
 /// The reasons with which a guard's `on_lost` was called.
 #[derive(Clone, Default)]
@@ -40,7 +40,7 @@ impl Losses {
 
     #[track_caller]
     fn wait(&self) -> LostReason {
-        wait_until("on_lost is called", SOON, || !self.so_far().is_empty());
+        wait_until("on_lost is called", TIMEOUT, || !self.so_far().is_empty());
         self.so_far()[0]
     }
 }
@@ -104,7 +104,7 @@ fn a_hold_is_renewed_where_no_further_connection_can_be_had() {
         }
         for _ in 0..2 {
             let mut left = pttl(&mut redis, "kept");
-            wait_until("it is renewed", SOON, || {
+            wait_until("it is renewed", TIMEOUT, || {
                 assert_eq!(losses.so_far(), [], "{way:?}, cut: {is_cut}");
                 let before = std::mem::replace(&mut left, pttl(&mut redis, "kept"));
                 left > before
@@ -161,10 +161,10 @@ fn a_leases_end_lets_another_in_and_a_late_unlock_harms_no_hold() {
             guard.unlock().unwrap();
             entered
         });
-        wait_until("the lease ends", SOON, || !guard.is_held());
+        wait_until("the lease ends", TIMEOUT, || !guard.is_held());
         // On the server's clock the lease lasts a little longer.
         let mut before = None;
-        wait_until("the waiter has it", SOON, || {
+        wait_until("the waiter has it", TIMEOUT, || {
             before = holder(&mut server.connection(), "redisson:lock");
             before.is_some() && before != ours
         });

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn a_guard_never_says_held_when_the_server_says_gone() {
     let server = server();
-    let client = watched(&server, LONG);
+    let client = watched(&server, LONG_LEASE);
     let mut redis = server.connection();
     for (round, millis) in [3, 5, 10, 20, 50, 120, 200].into_iter().cycle().enumerate().take(28) {
         let lock = client.reentrant_lock("never").with_lease(Duration::from_millis(millis));
@@ -29,7 +29,7 @@ fn a_guard_never_says_held_when_the_server_says_gone() {
 fn a_call_while_the_deadline_passes_says_held_or_lost_and_nothing_between() {
     let server = server();
     let client = client(&server);
-    let lock = client.reentrant_lock("passing").with_lease(UNIT / 20);
+    let lock = client.reentrant_lock("passing").with_lease(TIME_UNIT / 20);
     for _ in 0..100 {
         let guard = match lock.lock() {
             // On a busy machine the lease may be over before the thread gets it.
@@ -50,8 +50,8 @@ fn a_call_while_the_deadline_passes_says_held_or_lost_and_nothing_between() {
 #[test]
 fn an_unlock_right_after_the_deadline_is_late() {
     let server = server();
-    let lock = watched(&server, LONG).reentrant_lock("at once");
-    let lock = lock.with_lease(UNIT / 5);
+    let lock = watched(&server, LONG_LEASE).reentrant_lock("at once");
+    let lock = lock.with_lease(TIME_UNIT / 5);
     for round in 0..20 {
         let (outer, inner) = (lock.lock().unwrap(), lock.lock().unwrap());
         if lock.hold_count() < 2 {
@@ -76,18 +76,18 @@ fn a_deadline_counts_from_before_the_request_was_sent() {
     let server = server();
     let proxy = Proxy::before(&server);
     let client = Client::builder(&proxy.url())
-        .watchdog_timeout(LONG)
-        .response_timeout(SOON)
+        .watchdog_timeout(LONG_LEASE)
+        .response_timeout(TIMEOUT)
         .connect()
         .unwrap();
     let lock = client.reentrant_lock("late");
     lock.lock().unwrap().unlock().unwrap();
-    let lease = UNIT * 10;
+    let lease = TIME_UNIT * 10;
     let lock = lock.with_lease(lease);
 
     // The reply comes after more than half of the lease. On a busy machine it may come even later,
     // which the code below handles.
-    wait_until("it comes before its end", SOON, || {
+    wait_until("it comes before its end", TIMEOUT, || {
         proxy.on_request("late", Action::DelayReply(lease * 6 / 10));
         let begun = Instant::now();
         let guard = lock.lock().unwrap();
@@ -107,7 +107,7 @@ fn a_deadline_counts_from_before_the_request_was_sent() {
     assert!(guard.is_held());
     let left = pttl(&mut redis, "late");
     assert!(left > 0, "held by nobody");
-    assert!(guard.remaining() <= Duration::from_millis(left.unsigned_abs()) + UNIT / 10);
+    assert!(guard.remaining() <= Duration::from_millis(left.unsigned_abs()) + TIME_UNIT / 10);
     guard.unlock().unwrap();
     assert_eq!(holder(&mut redis, "late"), None);
 }
@@ -116,14 +116,14 @@ fn a_deadline_counts_from_before_the_request_was_sent() {
 fn a_renewals_late_reply_does_not_make_the_deadline_later() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let lease = UNIT * 45;
+    let lease = TIME_UNIT * 45;
     let client = Client::builder(&proxy.url()).watchdog_timeout(lease).connect().unwrap();
     let guard = client.reentrant_lock("slow").lock().unwrap();
     let mut redis = server.connection();
     // The time is longer than two renewals.
     let until = Instant::now() + lease;
     // Every reply is delayed by less time than a renewal waits.
-    proxy.set_delay(UNIT * 3 / 2);
+    proxy.set_delay(TIME_UNIT * 3 / 2);
     while Instant::now() < until {
         let looked = Instant::now();
         let remaining = guard.remaining();
@@ -132,8 +132,8 @@ fn a_renewals_late_reply_does_not_make_the_deadline_later() {
         let left = pttl(&mut redis, "slow");
         assert!(left >= 0, "gone");
         let left = Duration::from_millis(left.unsigned_abs()) + looked.elapsed();
-        assert!(remaining <= left + UNIT / 100, "{remaining:?} on {left:?}");
-        thread::sleep(UNIT / 10);
+        assert!(remaining <= left + TIME_UNIT / 100, "{remaining:?} on {left:?}");
+        thread::sleep(TIME_UNIT / 10);
     }
     assert!(guard.is_held());
     proxy.set_delay(Duration::ZERO);
@@ -158,7 +158,7 @@ fn lanes_that_do_not_answer_delay_no_renewal() {
     let until = Instant::now() + LEASE * 2;
     while Instant::now() < until {
         assert!(kept.is_held(), "{:?}", kept.check(Duration::ZERO));
-        thread::sleep(UNIT / 20);
+        thread::sleep(TIME_UNIT / 20);
     }
     assert_eq!(losses.so_far(), []);
     proxy.clear_rules();
@@ -175,7 +175,7 @@ fn holds_of_many_phases_are_all_kept_at_a_distance() {
     let lease = LEASE;
     let client = Client::builder(&proxy.url()).watchdog_timeout(lease).connections(16).connect();
     let client = client.unwrap();
-    proxy.set_delay(UNIT / 4);
+    proxy.set_delay(TIME_UNIT / 4);
     let threads: Vec<_> = (0..16_u64)
         .map(|thread| {
             let client = client.clone();

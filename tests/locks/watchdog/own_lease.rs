@@ -23,9 +23,9 @@ fn a_watched_lease_of_its_own_is_renewed_and_never_longer() {
         assert!(permit.is_held(), "{:?}", permit.check(Duration::ZERO));
         let left = semaphore.remaining_lease(&permit.id()).unwrap();
         assert!(left.is_some_and(|left| left <= LEASE), "{left:?}");
-        thread::sleep(UNIT);
+        thread::sleep(TIME_UNIT);
     }
-    let error = plain.check(LONG).unwrap_err();
+    let error = plain.check(LONG_LEASE).unwrap_err();
     assert!(error.to_string().contains("take a longer watched lease"), "{error}");
     for guard in [plain, fair, read] {
         guard.unlock().unwrap();
@@ -41,7 +41,7 @@ fn of_several_watched_leases_the_longest_is_renewed() {
     let mut redis = server.connection();
     let outer = lock.with_watchdog(LEASE).lock().unwrap();
     let inner = lock.lock().unwrap();
-    wait_until("it has the longer one", SOON, || pttl(&mut redis, "several") > millis(LEASE));
+    wait_until("it has the longer one", TIMEOUT, || pttl(&mut redis, "several") > millis(LEASE));
     inner.unlock().unwrap();
     outer.unlock().unwrap();
     // The next hold has its own lease. A shorter lease in it changes nothing.
@@ -63,17 +63,17 @@ fn of_several_watched_leases_the_longest_is_renewed() {
 fn a_connection_that_hangs_is_given_up_in_time_for_the_shortest_watched_lease() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let short = client.reentrant_lock("short").with_watchdog(LEASE).lock().unwrap();
     let losses = Losses::of(&short);
     proxy.on(Direction::Request, 1, Action::HoldReply, |bytes| {
         contains(bytes, "short") && contains(bytes, "EVALSHA")
     });
     // The state may be `Unconfirmed` for too short a time for this test to see it.
-    wait_until("a renewal fails, or it is lost", SOON, || {
+    wait_until("a renewal fails, or it is lost", TIMEOUT, || {
         client.snapshot().counts.renewal_failed > 0 || !short.is_held()
     });
-    wait_until("it is renewed over another one", SOON, || {
+    wait_until("it is renewed over another one", TIMEOUT, || {
         !short.is_held() || short.state() == HoldState::Held
     });
     assert_eq!(losses.so_far(), []);
@@ -93,7 +93,7 @@ fn a_server_that_stands_still_costs_neither_the_short_watched_lease_nor_the_long
     server.pause();
     thread::sleep(LEASE / 3);
     server.resume();
-    wait_until("both are renewed", SOON, || {
+    wait_until("both are renewed", TIMEOUT, || {
         [(&long, LEASE * 2), (&short, LEASE)]
             .iter()
             .all(|(guard, lease)| !guard.is_held() || guard.remaining() > *lease * 3 / 4)

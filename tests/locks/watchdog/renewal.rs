@@ -16,7 +16,7 @@ fn holds_that_are_due_together_are_renewed_together() {
     // There are about three renewals of each hold, because a hold is renewed only at each third of
     // its lease.
     let (mut renewals, mut calls) = (0, 0);
-    wait_until("they are renewed", SOON, || {
+    wait_until("they are renewed", TIMEOUT, || {
         let now = Commands::so_far(&server);
         renewals = now.of("pexpire") - before.of("pexpire");
         calls = now.scripts() - before.scripts();
@@ -35,7 +35,7 @@ fn holds_that_are_due_together_are_renewed_together() {
 #[test]
 fn a_short_hold_is_never_renewed() {
     let server = server();
-    let client = watched(&server, LONG);
+    let client = watched(&server, LONG_LEASE);
     let lock = client.reentrant_lock("short");
     // After the first round the connections have checked their rights. After the second round the
     // server knows the scripts.
@@ -62,9 +62,9 @@ fn no_renewal_follows_a_release() {
     let (first, second) = guards;
     drop(first);
     second.unlock().unwrap();
-    wait_free(&server, "a", SOON);
+    wait_free(&server, "a", TIMEOUT);
     // A renewal may be in flight at the release.
-    thread::sleep(UNIT);
+    thread::sleep(TIME_UNIT);
     let before = Commands::so_far(&server).scripts();
     // Another client takes the lock. Requests of the earlier hold do not affect this hold.
     hold_as_redisson(&mut server.connection(), "b", LEASE);
@@ -155,7 +155,7 @@ fn a_leaked_owned_guard_is_kept_for_max_hold_and_no_longer() {
     let lock = client.reentrant_lock("leaked");
     let begun = Instant::now();
     std::mem::forget(lock.lock_owned().unwrap());
-    lock.try_lock_for(SOON).unwrap().into_option().expect("its lease ends").unlock().unwrap();
+    lock.try_lock_for(TIMEOUT).unwrap().into_option().expect("its lease ends").unlock().unwrap();
     let took = begun.elapsed();
     assert!(took > longest - LEASE / 10, "it was renewed at first: {took:?}");
 }
@@ -173,7 +173,7 @@ fn a_hold_is_not_renewed_past_max_hold() {
     let took = begun.elapsed();
     assert!(took > longest - LEASE / 10, "it was renewed at first: {took:?}");
     assert!(!guard.is_held());
-    wait_free(&server, "longest", SOON);
+    wait_free(&server, "longest", TIMEOUT);
     assert_eq!(guard.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
     // The next hold may again last for the whole `max_hold`.
     client.reentrant_lock("longest").lock().unwrap().unlock().unwrap();
@@ -207,10 +207,10 @@ fn a_failed_renewal_is_tried_again_until_the_deadline() {
     for _ in 0..2 {
         // A replica without a master refuses writes, including renewals.
         set(&["127.0.0.1", "1"]);
-        wait_until("a renewal has failed", SOON, || guard.state() == HoldState::Unconfirmed);
+        wait_until("a renewal has failed", TIMEOUT, || guard.state() == HoldState::Unconfirmed);
         assert!(guard.is_held());
         set(&["NO", "ONE"]);
-        wait_until("a renewal has succeeded", SOON, || guard.state() != HoldState::Unconfirmed);
+        wait_until("a renewal has succeeded", TIMEOUT, || guard.state() != HoldState::Unconfirmed);
         assert_eq!(guard.state(), HoldState::Held);
     }
     assert_eq!(losses.so_far(), []);
@@ -228,9 +228,9 @@ fn a_failed_renewal_is_tried_again_before_the_next_third_of_the_lease() {
     };
     set(&["127.0.0.1", "1"]);
     // The second third of the lease has passed, too. At the end of the last third the lease ends.
-    wait_until("the lease is nearly over", SOON, || guard.remaining() < lease * 3 / 10);
+    wait_until("the lease is nearly over", TIMEOUT, || guard.remaining() < lease * 3 / 10);
     set(&["NO", "ONE"]);
-    wait_until("it is renewed or lost", SOON, || guard.state() != HoldState::Unconfirmed);
+    wait_until("it is renewed or lost", TIMEOUT, || guard.state() != HoldState::Unconfirmed);
     assert_eq!(guard.state(), HoldState::Held);
     assert!(guard.remaining() > lease / 2);
     guard.unlock().unwrap();
@@ -248,7 +248,7 @@ fn a_server_that_stands_still_for_less_than_a_lease_costs_no_hold() {
     server.pause();
     thread::sleep(lease * 11 / 20);
     server.resume();
-    wait_until("they are renewed", SOON, || {
+    wait_until("they are renewed", TIMEOUT, || {
         guards.iter().all(|guard| !guard.is_held() || guard.remaining() > lease / 2)
     });
     for (guard, losses) in guards.iter().zip(&losses) {

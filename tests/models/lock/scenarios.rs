@@ -5,7 +5,7 @@ use redis::Value;
 use redlatch_testkit::Server;
 
 use super::kind::{PlainLock, TEXTS};
-use crate::common::{SOON, forbids_a_command, unbounded_server as server, wait_until};
+use crate::common::{TIMEOUT, forbids_a_command, unbounded_server as server, wait_until};
 use crate::simulated::client::LEASE;
 use crate::simulated::direct::{CHAIN, Direct, Listener};
 use crate::simulated::kind::Kind as _;
@@ -134,7 +134,7 @@ fn a_waiter_behind_two_dead_ones_tells_the_first_live_one_to_listen_for_redisson
     let () = direct.command(&["PEXPIRE", "orders", "30000"]);
     assert_eq!((direct.place(1), direct.place(2)), (0, 1));
     drop(dead);
-    wait_until("the server knows that they are dead", SOON, || {
+    wait_until("the server knows that they are dead", TIMEOUT, || {
         let [one, two] = [1, 2].map(|client| own_channel(&uuid(true, client)));
         let (_, one, _, two): (String, i64, String, i64) =
             direct.command(&["PUBSUB", "NUMSUB", &one, &two]);
@@ -283,7 +283,7 @@ fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
         for waits in [false, true] {
             let () = master.command(&["FLUSHALL"]);
             let _listener = Listener::new(&server, orders(), 2);
-            wait_until("the waiter listens", SOON, || {
+            wait_until("the waiter listens", TIMEOUT, || {
                 let channel = own_channel(&uuid(true, 2));
                 let heard: (String, i64) = master.command(&["PUBSUB", "NUMSUB", &channel]);
                 heard.1 == 1
@@ -313,7 +313,7 @@ fn mute_release(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut mute = Direct::without(server, orders(), &["-publish"]);
     mute.scripts = scripts.clone();
     let _listener = Listener::new(server, orders(), 2);
-    wait_until("it listens", SOON, || {
+    wait_until("it listens", TIMEOUT, || {
         let heard: (String, i64) =
             master.command(&["PUBSUB", "NUMSUB", &own_channel(&uuid(true, 2))]);
         heard.1 == 1
@@ -501,7 +501,7 @@ fn lapsed(server: &Server, scripts: &Scripts) -> (Direct, Vec<Listener>) {
     assert!(direct.takes(1));
     for client in 2..=4 {
         assert_eq!(direct.place(client), client as i64 - 2);
-        wait_until("it listens", SOON, || {
+        wait_until("it listens", TIMEOUT, || {
             let channel = own_channel(&uuid(true, client));
             let heard: (String, i64) = direct.command(&["PUBSUB", "NUMSUB", &channel]);
             heard.1 >= 1

@@ -4,7 +4,7 @@ use redis::Value;
 use redlatch_testkit::Server;
 
 use super::kind::{ReadWriteLock, TEXTS, timeouts};
-use crate::common::{SOON, forbids_a_command, unbounded_server as server, wait_until};
+use crate::common::{TIMEOUT, forbids_a_command, unbounded_server as server, wait_until};
 use crate::simulated::client::LEASE;
 use crate::simulated::direct::{CHAIN, Direct, Listener};
 use crate::simulated::kind::Kind;
@@ -72,7 +72,7 @@ fn there(direct: &mut Direct) -> (Vec<String>, Vec<String>) {
 
 fn hear(server: &Server, direct: &mut Direct, client: usize) -> Listener {
     let listener = Listener::new(server, prices(), client);
-    wait_until("it listens", SOON, || listeners(direct, client) == 1);
+    wait_until("it listens", TIMEOUT, || listeners(direct, client) == 1);
     listener
 }
 
@@ -150,7 +150,7 @@ fn left_to_redisson(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     direct.run(3, &acquire(READS));
     ensure(there(&mut direct).1.len() == 2, "a reader passes a writer")?;
     drop(dead);
-    wait_until("the server knows that it is dead", SOON, || listeners(&mut direct, 2) == 0);
+    wait_until("the server knows that it is dead", TIMEOUT, || listeners(&mut direct, 2) == 0);
     let reply = direct.raw(1, &release(READS)).map_err(|error| error.to_string())?;
     ensure(reply == Value::Int(4), "others hold it still")?;
     let (holders, queue) = there(&mut direct);
@@ -205,13 +205,14 @@ fn lapsed(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
 }
 
 /// A number of readers for which the scripts treat several readers at once.
-const CROWD: usize = 250;
+const MANY_PROCESSES: usize = 250;
 
-/// Takes the lock for readers of [`CROWD`] processes. The first reader has a lease of `longest` ms.
+/// Takes the lock for readers of [`MANY_PROCESSES`] processes. The first reader has a lease of
+/// `longest` ms.
 fn crowd(direct: &mut Direct, longest: i64) {
     let () = direct.command(&["HSET", "prices", "mode", "read"]);
     let () = direct.command(&["PEXPIRE", "prices", &longest.to_string()]);
-    for client in 1..=CROWD {
+    for client in 1..=MANY_PROCESSES {
         let reader = owner(client, READS);
         let lease = if client == 1 { longest } else { LEASE };
         let timeout = format!("{}:1", timeouts("prices", &reader));
@@ -228,20 +229,21 @@ fn lasts(direct: &mut Direct) -> i64 {
 /// once, and one message.
 fn let_in_together(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut direct = direct(server, scripts);
-    direct.run(CROWD + 1, &acquire(WRITES));
+    direct.run(MANY_PROCESSES + 1, &acquire(WRITES));
     let mut listeners: Vec<_> =
-        (1..=CROWD).map(|client| hear(server, &mut direct, client)).collect();
-    let _writer = hear(server, &mut direct, CROWD + 3);
+        (1..=MANY_PROCESSES).map(|client| hear(server, &mut direct, client)).collect();
+    let _writer = hear(server, &mut direct, MANY_PROCESSES + 3);
     // A monitor receives every channel, so the server counts a listener even for a dead client.
     let mut monitor = server.connection();
     redis::cmd("PSUBSCRIBE").arg("*").exec(&mut monitor).unwrap();
-    let readers: Vec<_> = (1..=CROWD).map(|client| owner(client, READS)).collect();
-    let (dead, last) = (owner(CROWD + 2, READS), owner(CROWD + 3, WRITES));
+    let readers: Vec<_> = (1..=MANY_PROCESSES).map(|client| owner(client, READS)).collect();
+    let (dead, last) = (owner(MANY_PROCESSES + 2, READS), owner(MANY_PROCESSES + 3, WRITES));
     let queue = direct.site.queue.clone();
     for place in readers[..99].iter().chain([&dead]).chain(&readers[99..]).chain([&last]) {
         let () = direct.command(&["RPUSH", &queue, place]);
     }
-    let reply = direct.raw(CROWD + 1, &release(WRITES)).map_err(|error| error.to_string())?;
+    let reply =
+        direct.raw(MANY_PROCESSES + 1, &release(WRITES)).map_err(|error| error.to_string())?;
     ensure(reply == Value::Int(1), "it is not handed on")?;
     let (mut holders, places) = there(&mut direct);
     holders.sort();
@@ -250,7 +252,7 @@ fn let_in_together(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     ensure(holders == all, &format!("{} were let in", holders.len()))?;
     ensure(places == [last], &format!("{places:?} wait"))?;
     let timeouts: Vec<String> = direct.command(&["KEYS", "*rwlock_timeout*"]);
-    ensure(timeouts.len() == CROWD, "one reads without a timeout")?;
+    ensure(timeouts.len() == MANY_PROCESSES, "one reads without a timeout")?;
     for listener in &mut listeners {
         let told = listener.hears();
         ensure(matches!(told.what, What::Grant { places: 1, .. }), "it is told something else")?;
@@ -272,13 +274,13 @@ fn crowd_leaves(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let left = lasts(&mut direct);
     ensure(left > LEASE / 2 && left <= LEASE, "the lock lasts for longer than its readers")?;
     let () = direct.command(&["PEXPIRE", "prices", &(2 * LEASE).to_string()]);
-    for client in 101..CROWD {
+    for client in 101..MANY_PROCESSES {
         direct.run(client, &release(READS));
         ensure(lasts(&mut direct) > LEASE / 2, "the lease of the others is cut")?;
     }
     let left = lasts(&mut direct);
     ensure(left > 0 && left <= LEASE, "the lock lasts for longer than its last reader")?;
-    let reply = direct.raw(CROWD, &release(READS)).map_err(|error| error.to_string())?;
+    let reply = direct.raw(MANY_PROCESSES, &release(READS)).map_err(|error| error.to_string())?;
     ensure(reply == Value::Int(0), "nobody is left, and it is not free")
 }
 
@@ -319,7 +321,7 @@ fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     for ask in [acquire(WRITES), Request::Try { number: WRITES, lease: LEASE }] {
         let mut direct = direct(server, scripts);
         crowd(&mut direct, LEASE);
-        let _listener = hear(server, &mut direct, CROWD + 1);
+        let _listener = hear(server, &mut direct, MANY_PROCESSES + 1);
         let () = direct.command(&["PEXPIRE", "prices", &(100 * LEASE).to_string()]);
         let timeouts: Vec<String> = direct.command(&["KEYS", "*rwlock_timeout*"]);
         for timeout in &timeouts[1..] {
@@ -327,7 +329,7 @@ fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
         }
         // The script checks a few readers at random, and the live reader may be among them.
         for _ in 0..20 {
-            direct.run(CROWD + 1, &ask);
+            direct.run(MANY_PROCESSES + 1, &ask);
         }
         let holders = there(&mut direct).0;
         ensure(
@@ -339,18 +341,21 @@ fn crowd_dies(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
         for timeout in direct.command::<Vec<String>>(&["KEYS", "*rwlock_timeout*"]) {
             let () = direct.command(&["DEL", &timeout]);
         }
-        direct.run(CROWD + 1, &ask);
-        ensure(there(&mut direct).0 == [owner(CROWD + 1, WRITES)], "a writer waits for the dead")?;
+        direct.run(MANY_PROCESSES + 1, &ask);
+        ensure(
+            there(&mut direct).0 == [owner(MANY_PROCESSES + 1, WRITES)],
+            "a writer waits for the dead",
+        )?;
     }
     Ok(())
 }
 
 /// While other readers come and go, killed processes leave nothing behind.
 fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
-    for dead in [10, CROWD - 2] {
+    for dead in [10, MANY_PROCESSES - 2] {
         let mut direct = direct(server, scripts);
         crowd(&mut direct, LEASE);
-        let few = CROWD - 2 - dead;
+        let few = MANY_PROCESSES - 2 - dead;
         for client in 1..=dead + few {
             let reader = owner(client, READS);
             let timeout = format!("{}:1", timeouts("prices", &reader));
@@ -359,15 +364,18 @@ fn the_dead_leave(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
                 let () = direct.command(&["HDEL", "prices", &reader]);
             }
         }
-        direct.run(CROWD - 1, &release(READS));
+        direct.run(MANY_PROCESSES - 1, &release(READS));
         // The script checks a few readers at random, and the live reader may be among them.
         for _ in 0..100 {
             if there(&mut direct).0.len() > 1 {
-                direct.run(CROWD + 1, &acquire(READS));
-                direct.run(CROWD + 1, &release(READS));
+                direct.run(MANY_PROCESSES + 1, &acquire(READS));
+                direct.run(MANY_PROCESSES + 1, &release(READS));
             }
         }
-        ensure(there(&mut direct).0 == [owner(CROWD, READS)], "the fields of the dead stay")?;
+        ensure(
+            there(&mut direct).0 == [owner(MANY_PROCESSES, READS)],
+            "the fields of the dead stay",
+        )?;
         ensure(lasts(&mut direct) > 0, "one that lives has lost it")?;
     }
     Ok(())

@@ -17,7 +17,7 @@ fn all_wait_for_the_last_again_and_again_and_know_their_index() {
     let barriers = [barrier(&clients[0], "cycles", 4), clients[1].cyclic_barrier("cycles")];
     assert!(!barriers[1].try_set_parties(9).unwrap());
     assert_eq!(barriers[1].parties().unwrap(), 4);
-    at_once(|| {
+    woken_by_message(|| {
         let parties: Vec<_> = (0..3).map(|at| party(&barriers[at % 2])).collect();
         assert!(parties.iter().all(|party| !party.is_finished()));
         assert_eq!(barriers[0].waiting().unwrap(), 3);
@@ -66,7 +66,7 @@ fn the_last_party_runs_the_action_before_any_goes_on() {
     let counted = Arc::clone(&runs);
     let plain = barrier(&client, "acts", 3);
     let acting = plain.with_action(move || {
-        thread::sleep(UNIT);
+        thread::sleep(TIME_UNIT);
         counted.fetch_add(1, Ordering::SeqCst);
     });
     for round in 1..4 {
@@ -86,7 +86,7 @@ fn the_last_party_runs_the_action_before_any_goes_on() {
 fn a_panic_of_the_action_goes_on_in_the_last_party_and_breaks_the_barrier() {
     let server = server();
     let plain = barrier(&client(&server), "panics", 2);
-    at_once(|| {
+    woken_by_message(|| {
         assert!(plain.reset().unwrap());
         let waits = party(&plain);
         let last = plain.with_action(|| panic!("as the test wants it"));
@@ -118,7 +118,7 @@ fn a_party_that_comes_during_the_action_is_one_of_the_next_generation() {
     let server = server();
     let client = client(&server);
     let plain = barrier(&client, "during", 2);
-    at_once(|| {
+    woken_by_message(|| {
         let (acting, started, ends) = halting(&plain);
         let first = party(&plain);
         let last = spawn(move || acting.wait().unwrap());
@@ -129,7 +129,7 @@ fn a_party_that_comes_during_the_action_is_one_of_the_next_generation() {
         assert!(!first.is_finished());
         ends.send(()).unwrap();
         assert_eq!((first.join().unwrap(), last.join()), (1, 0));
-        wait_until("it is one of the next", SOON, || plain.waiting().unwrap() == 1);
+        wait_until("it is one of the next", TIMEOUT, || plain.waiting().unwrap() == 1);
         assert_eq!((plain.wait().unwrap(), next.join()), (0, 1));
     });
 }
@@ -142,8 +142,8 @@ fn a_party_whose_time_is_over_breaks_the_barrier_for_all() {
     let server = server();
     let clients = [client(&server), client(&server)];
     let barriers = [barrier(&clients[0], "late", 4), clients[1].cyclic_barrier("late")];
-    for patience in [UNIT, Duration::ZERO] {
-        at_once(|| {
+    for patience in [TIME_UNIT, Duration::ZERO] {
+        woken_by_message(|| {
             assert!(barriers[0].reset().unwrap());
             let waits = [0, 1].map(|at| party(&barriers[at]));
             let begun = Instant::now();
@@ -156,7 +156,7 @@ fn a_party_whose_time_is_over_breaks_the_barrier_for_all() {
             assert!(barriers[1].is_broken().unwrap());
             // "BrokenBarrierException ... if the barrier is broken when await is called".
             is_broken(barriers[1].wait());
-            is_broken(barriers[1].wait_for(LONG));
+            is_broken(barriers[1].wait_for(LONG_LEASE));
         });
     }
 }
@@ -173,13 +173,13 @@ fn a_party_whose_time_is_over_during_the_action_breaks_the_next_generation() {
     cancelled.cancel();
     type Leaves = fn(&CyclicBarrier, &CancelToken) -> Result<Waited<u32>, Error>;
     let leaves: [Leaves; 3] = [
-        |barrier, _| barrier.wait_for(UNIT),
+        |barrier, _| barrier.wait_for(TIME_UNIT),
         |barrier, _| barrier.wait_for(Duration::ZERO),
         |barrier, token| barrier.wait_within(token),
     ];
     for (resets, leaves) in [false, true].into_iter().flat_map(|it| leaves.map(|leave| (it, leave)))
     {
-        at_once(|| {
+        woken_by_message(|| {
             let (acting, started, ends) = halting(&plain);
             let first = party(&plain);
             let last = spawn(move || acting.wait());
@@ -224,7 +224,7 @@ fn a_party_that_is_cancelled_breaks_the_barrier_for_all() {
     let clients = [client(&server), client(&server)];
     let barriers = [barrier(&clients[0], "gone", 4), clients[1].cyclic_barrier("gone")];
     for before in [false, true] {
-        at_once(|| {
+        woken_by_message(|| {
             assert!(barriers[0].reset().unwrap());
             let waits = [0, 1].map(|at| party(&barriers[at]));
             let token = CancelToken::new();
@@ -246,7 +246,7 @@ fn a_party_that_is_cancelled_breaks_the_barrier_for_all() {
     // The reset reports that the barrier was broken.
     assert!(barriers[0].reset().unwrap());
     let token = CancelToken::new();
-    let wait = Wait::at_most(UNIT).cancelled_by(&token);
+    let wait = Wait::at_most(TIME_UNIT).cancelled_by(&token);
     left(&barriers[0], barriers[0].wait_within(wait));
 }
 
@@ -258,13 +258,13 @@ fn a_reset_breaks_the_present_generation_and_mends_the_barrier() {
     let server = server();
     let client = client(&server);
     let barrier = barrier(&client, "anew", 2);
-    at_once(|| {
+    woken_by_message(|| {
         let waits = party(&barrier);
         assert!(barrier.reset().unwrap());
         is_broken(waits.join());
         assert!(!barrier.is_broken().unwrap());
         assert_eq!((barrier.waiting().unwrap(), barrier.parties().unwrap()), (0, 2));
-        left(&barrier, barrier.wait_for(UNIT / 10));
+        left(&barrier, barrier.wait_for(TIME_UNIT / 10));
         assert!(barrier.is_broken().unwrap());
         assert!(barrier.reset().unwrap());
         let waits = party(&barrier);
@@ -277,7 +277,7 @@ fn a_reset_breaks_the_present_generation_and_mends_the_barrier() {
 fn a_delete_breaks_the_present_generation() {
     let server = server();
     let client = client(&server);
-    at_once(|| {
+    woken_by_message(|| {
         let deleted = barrier(&client, "deleted", 2);
         let waits = party(&deleted);
         assert!(deleted.delete().unwrap());
@@ -295,7 +295,7 @@ fn a_delete_breaks_the_present_generation() {
 fn a_delete_during_the_action_breaks_the_wait_of_all() {
     let server = server();
     let client = client(&server);
-    at_once(|| {
+    woken_by_message(|| {
         let plain = barrier(&client, "deleted then", 2);
         let (acting, started, ends) = halting(&plain);
         let first = party(&plain);
@@ -339,7 +339,7 @@ fn a_party_cancelled_before_its_call_breaks_the_barrier_even_as_the_last() {
     let barrier = barrier(&client, "last", 2);
     let token = CancelToken::new();
     token.cancel();
-    at_once(|| {
+    woken_by_message(|| {
         assert!(barrier.reset().unwrap());
         let waits = party(&barrier);
         let left = barrier.wait_cancellable(&token).unwrap_err();
@@ -357,12 +357,13 @@ fn a_party_with_a_limit_hears_that_it_broke_long_before_the_limit() {
     let clients = [client(&server), client(&server)];
     let barriers = [barrier(&clients[0], "timed", 3), clients[1].cyclic_barrier("timed")];
     let breaks: [fn(&CyclicBarrier); 4] = [
-        |it| left(it, it.wait_for(UNIT / 10)),
+        |it| left(it, it.wait_for(TIME_UNIT / 10)),
         |it| {
             let token = CancelToken::new();
             let its = token.clone();
-            let leaves =
-                party_that(it, move |it| it.wait_within(Wait::at_most(LONG).cancelled_by(&its)));
+            let leaves = party_that(it, move |it| {
+                it.wait_within(Wait::at_most(LONG_LEASE).cancelled_by(&its))
+            });
             token.cancel();
             assert_eq!(leaves.join().unwrap_err().kind(), ErrorKind::Cancelled);
         },
@@ -370,10 +371,10 @@ fn a_party_with_a_limit_hears_that_it_broke_long_before_the_limit() {
         |it| assert!(it.delete().unwrap()),
     ];
     for break_it in breaks {
-        at_once(|| {
+        woken_by_message(|| {
             let _ = barriers[0].try_set_parties(3).unwrap();
             assert!(barriers[0].reset().unwrap());
-            let waits = party_that(&barriers[0], |it| it.wait_for(LONG));
+            let waits = party_that(&barriers[0], |it| it.wait_for(LONG_LEASE));
             break_it(&barriers[1]);
             is_broken(waits.join());
         });
@@ -417,7 +418,7 @@ fn a_broken_barrier_stays_broken_until_a_reset_and_is_as_new_then() {
             assert!(std::panic::catch_unwind(run).is_err());
             is_broken(waits.join());
         },
-        |it| left(it, it.wait_for(UNIT / 10)),
+        |it| left(it, it.wait_for(TIME_UNIT / 10)),
         |it| {
             let token = CancelToken::new();
             token.cancel();
@@ -427,7 +428,7 @@ fn a_broken_barrier_stays_broken_until_a_reset_and_is_as_new_then() {
     for break_it in breaks {
         break_it(&acting);
         // If the server does not answer in time, the client breaks the barrier in the background.
-        wait_until("the barrier is broken", SOON, || plain.is_broken().unwrap());
+        wait_until("the barrier is broken", TIMEOUT, || plain.is_broken().unwrap());
         assert_eq!((plain.waiting().unwrap(), plain.parties().unwrap()), (0, 2));
         is_broken(plain.wait());
         is_broken(acting.wait_for(Duration::ZERO));
@@ -447,7 +448,7 @@ fn a_reset_during_the_action_breaks_the_generation_for_the_last_party_too() {
     let server = server();
     let client = client(&server);
     let plain = barrier(&client, "meanwhile", 2);
-    at_once(|| {
+    woken_by_message(|| {
         assert!(plain.reset().unwrap());
         let resets = plain.clone();
         let acting = plain.with_action(move || assert!(resets.reset().unwrap()));
@@ -507,7 +508,7 @@ fn the_parties_of_a_generation_agree_whatever_they_do() {
     let first = barrier(&clients[0], "agree", 3);
     let mut random = Random::new();
     let (mut passed, mut broke) = (0, 0);
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + TIMEOUT;
     while passed + broke < 150 || passed == 0 && Instant::now() < until {
         assert!(first.reset().unwrap());
         // On a busy machine the parties need more time to pass.

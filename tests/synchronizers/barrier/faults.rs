@@ -72,7 +72,7 @@ fn a_dead_connection_for_messages_costs_few_polls() {
     let server = server();
     let proxy = Proxy::before(&server);
     let steady = barrier(&client(&server), "dead", 2);
-    let deaf = behind(&proxy).cyclic_barrier("dead").with_watchdog(RENEWED);
+    let deaf = behind(&proxy).cyclic_barrier("dead").with_watchdog(SHORT_LEASE);
     let pass = || {
         let waits = party(&deaf);
         wait_subscribed(&server, "redlatch_barrier:{dead}");
@@ -106,7 +106,7 @@ fn a_party_that_misses_the_message_before_a_delete_has_passed() {
     let steady = client(&server).cyclic_barrier("deleted");
     for is_made_again in [false, true] {
         assert!(steady.try_set_parties(2).unwrap());
-        let waits = party(&deaf.cyclic_barrier("deleted").with_watchdog(RENEWED));
+        let waits = party(&deaf.cyclic_barrier("deleted").with_watchdog(SHORT_LEASE));
         wait_subscribed(&server, "redlatch_barrier:{deleted}");
         proxy.on(Direction::Reply, 2, Action::LoseReply, |bytes| {
             contains(bytes, "message") && contains(bytes, "redlatch_barrier:{deleted}")
@@ -129,12 +129,12 @@ fn a_silent_connection_ends_no_lease() {
     let server = server();
     let proxy = Proxy::before(&server);
     let steady = barrier(&client(&server), "silence", 2);
-    let builder = Client::builder(&proxy.url()).connections(1).response_timeout(RENEWED * 2);
-    let theirs = builder.connect().unwrap().cyclic_barrier("silence").with_watchdog(RENEWED);
+    let builder = Client::builder(&proxy.url()).connections(1).response_timeout(SHORT_LEASE * 2);
+    let theirs = builder.connect().unwrap().cyclic_barrier("silence").with_watchdog(SHORT_LEASE);
     let waits = party(&theirs);
     on_script(&proxy, "silence", Action::Silence);
-    proxy.wait_fired(1, SOON);
-    thread::sleep(RENEWED * 4 / 3);
+    proxy.wait_fired(1, TIMEOUT);
+    thread::sleep(SHORT_LEASE * 4 / 3);
     assert!(!steady.is_broken().unwrap());
     assert_eq!((steady.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
@@ -157,11 +157,11 @@ fn last_end(server: &Server, name: &str) -> f64 {
 #[test]
 fn a_server_without_memory_breaks_no_barrier() {
     let server = server();
-    let barrier = barrier(&client(&server), "full", 2).with_watchdog(RENEWED);
+    let barrier = barrier(&client(&server), "full", 2).with_watchdog(SHORT_LEASE);
     let waits = party(&barrier);
     limit(&server, "1");
     let before = last_end(&server, "full");
-    wait_until("its lease is renewed", SOON, || last_end(&server, "full") > before);
+    wait_until("its lease is renewed", TIMEOUT, || last_end(&server, "full") > before);
     limit(&server, "0");
     assert_eq!((barrier.wait().unwrap(), waits.join().unwrap()), (0, 1));
 }
@@ -200,7 +200,7 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
     let plain = barrier(&steady, "silent", 2);
     // The client waits for a reply for longer than the party waits, so the party leaves before the
     // client notices the outage.
-    let hasty = Client::builder(&proxy.url()).response_timeout(UNIT * 10);
+    let hasty = Client::builder(&proxy.url()).response_timeout(TIME_UNIT * 10);
     let hasty = hasty.connect().unwrap().cyclic_barrier("silent");
     assert_eq!(hasty.parties().unwrap(), 2, "it is connected");
     // In the second round, the request that breaks the barrier is never sent.
@@ -219,7 +219,7 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
                 let is_now = has_arrived && breaks == is_sent;
                 meets.fetch_or(is_now, Ordering::SeqCst) || is_now
             });
-            let left = hasty.wait_for(UNIT * 5);
+            let left = hasty.wait_for(TIME_UNIT * 5);
             proxy.clear_rules();
             // Cut the connections, so that the next round begins with new ones.
             proxy.cut_all();
@@ -236,12 +236,12 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
             }
             // The same client must reset the barrier: another client's reset could come before the
             // request that takes the arrival back.
-            wait_until("it is reset", SOON, || hasty.reset().is_ok_and(|was_there| was_there));
+            wait_until("it is reset", TIMEOUT, || hasty.reset().is_ok_and(|was_there| was_there));
         };
         assert!(error.outcome_unknown(), "{error:#}");
         is_clear(&error, "silent", "breaks when the lease");
         let is_broken = || plain.is_broken().is_ok_and(|broken| broken);
-        wait_until("the barrier breaks", SOON, is_broken);
+        wait_until("the barrier breaks", TIMEOUT, is_broken);
         assert!(plain.reset().unwrap());
     }
 }
@@ -251,7 +251,7 @@ fn a_party_whose_time_is_over_says_so_only_if_the_server_does() {
 fn a_party_that_is_cancelled_says_whether_the_others_may_pass() {
     let server = server();
     let plain = barrier(&client(&server), "cancelled", 2);
-    let hasty = Client::builder(&server.url()).response_timeout(SOON).connect().unwrap();
+    let hasty = Client::builder(&server.url()).response_timeout(TIMEOUT).connect().unwrap();
     let hasty = hasty.cyclic_barrier("cancelled");
     for is_paused in [false, true] {
         assert!(plain.reset().unwrap());
@@ -268,13 +268,13 @@ fn a_party_that_is_cancelled_says_whether_the_others_may_pass() {
         if is_paused {
             assert!(error.outcome_unknown(), "{error:#}");
         }
-        wait_until("it breaks", SOON, || plain.is_broken().unwrap());
+        wait_until("it breaks", TIMEOUT, || plain.is_broken().unwrap());
     }
 }
 
 /// Starts a party that waits and whose messages are lost.
 fn deaf_party(server: &Server, proxy: &Proxy, name: &str) -> Running<Result<u32, Error>> {
-    let waits = party(&behind(proxy).cyclic_barrier(name).with_watchdog(RENEWED));
+    let waits = party(&behind(proxy).cyclic_barrier(name).with_watchdog(SHORT_LEASE));
     wait_subscribed(server, &format!("redlatch_barrier:{{{name}}}"));
     proxy.on(Direction::Reply, usize::MAX, Action::LoseReply, |bytes| contains(bytes, "message"));
     waits
@@ -317,7 +317,7 @@ fn a_party_whose_generation_is_forgotten_hears_that_the_others_may_have_passed()
 
 /// Returns a client that tries for a long time during an outage.
 fn enduring(url: &str) -> Client {
-    impatient(url).connections(1).failover_timeout(LONG).connect().unwrap()
+    impatient(url).connections(1).failover_timeout(LONG_LEASE).connect().unwrap()
 }
 
 #[test]
@@ -339,8 +339,8 @@ fn an_arrival_outlasts_an_outage_and_counts_once() {
         arrives(&proxy);
         let its = shaky.clone();
         let waits = [spawn(move || its.wait()), party(&plain)];
-        proxy.wait_fired(fired + 4, SOON);
-        wait_until("two have arrived", SOON, || plain.waiting().unwrap() == 2);
+        proxy.wait_fired(fired + 4, TIMEOUT);
+        wait_until("two have arrived", TIMEOUT, || plain.waiting().unwrap() == 2);
         // The last party also arrives.
         arrives(&proxy);
         assert_eq!(shaky.wait().unwrap(), 0);
@@ -363,10 +363,10 @@ fn parties_outlast_a_restart_of_their_server() {
     let comes = acting.clone();
     let meanwhile = spawn(move || comes.wait());
     // Time must pass here, so that the parties send requests.
-    thread::sleep(UNIT * 10);
+    thread::sleep(TIME_UNIT * 10);
     assert!(!meanwhile.is_finished() && !before.is_finished());
     server.restart_empty();
-    wait_until("two have arrived", SOON, || acting.waiting().is_ok_and(|waiting| waiting == 2));
+    wait_until("two have arrived", TIMEOUT, || acting.waiting().is_ok_and(|waiting| waiting == 2));
     assert_eq!(acting.wait().unwrap(), 0);
     assert_eq!((before.join().unwrap(), meanwhile.join().unwrap()), (2, 1));
 }
@@ -406,7 +406,7 @@ fn no_action_runs_for_a_generation_that_is_known_to_be_broken() {
     });
     let acts = shaky.with_action(|| panic!("the action runs"));
     let acts = spawn(move || acts.wait());
-    wait_until("it has arrived", SOON, || plain.waiting().unwrap() == 2);
+    wait_until("it has arrived", TIMEOUT, || plain.waiting().unwrap() == 2);
     assert!(plain.reset().unwrap());
     proxy.clear_rules();
     is_broken(acts.join());
@@ -419,7 +419,7 @@ fn no_action_runs_for_a_generation_that_is_known_to_be_broken() {
 fn cut_off(proxy: &Proxy, its: &CyclicBarrier) {
     proxy.refuse();
     proxy.cut_all();
-    wait_until("it is cut off", SOON, || its.parties().is_err());
+    wait_until("it is cut off", TIMEOUT, || its.parties().is_err());
 }
 
 /// If the barrier did not break, the other parties of the generation would wait for this party for
@@ -475,7 +475,7 @@ fn a_party_that_has_passed_hears_so_when_it_would_leave() {
 fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
     let server = server();
     let plain = barrier(&client(&server), "hangs", 3);
-    let hasty = Client::builder(&server.url()).connections(1).response_timeout(SOON);
+    let hasty = Client::builder(&server.url()).connections(1).response_timeout(TIMEOUT);
     let hasty = hasty.connect().unwrap().cyclic_barrier("hangs");
     for ends in ["a limit", "a cancel"] {
         assert!(plain.reset().unwrap());
@@ -486,13 +486,13 @@ fn a_party_that_gives_up_at_a_server_that_hangs_breaks_the_barrier_later() {
         let cancels = token.clone();
         let leaves = hasty.clone();
         let leaves = spawn(move || match ends {
-            "a limit" => leaves.wait_for(UNIT).unwrap_err(),
+            "a limit" => leaves.wait_for(TIME_UNIT).unwrap_err(),
             _ => leaves.wait_cancellable(&token).unwrap_err(),
         });
         if ends == "a cancel" {
             // Time must pass here, so that the cancel comes during the call. A cancel before the
             // call has the same effect.
-            thread::sleep(UNIT);
+            thread::sleep(TIME_UNIT);
             cancels.cancel();
         }
         // The call ends long before the client treats the server as unreachable.
@@ -523,9 +523,9 @@ fn a_reset_comes_after_the_parties_that_have_left_and_is_not_undone_by_them() {
             is_clear(&shaky.wait().unwrap_err(), "reset", "it has not arrived");
         }
         proxy.accept();
-        wait_until("it is reset", SOON, || shaky.reset().is_ok_and(|was_there| was_there));
+        wait_until("it is reset", TIMEOUT, || shaky.reset().is_ok_and(|was_there| was_there));
         // This is longer than a cleanup waits before it is repeated.
-        thread::sleep(UNIT);
+        thread::sleep(TIME_UNIT);
         assert!(!plain.is_broken().unwrap());
         let waits = party(&plain);
         assert_eq!((shaky.wait().unwrap(), waits.join().unwrap()), (0, 1));
@@ -538,12 +538,12 @@ fn a_loss_of_data_breaks_the_barrier() {
     let client = client(&server);
     // A party sends a request when a message comes. Here no message comes, so a short lease makes
     // it send one.
-    let kept = barrier(&client, "lost", 2).with_watchdog(UNIT * 3);
+    let kept = barrier(&client, "lost", 2).with_watchdog(TIME_UNIT * 3);
     let waits = party(&kept);
     let () = redis::cmd("FLUSHALL").query(&mut server.connection()).unwrap();
     is_broken(waits.join());
     // The master has the barrier, but not the arrival.
-    let kept = barrier(&client, "lost", 2).with_watchdog(UNIT * 3);
+    let kept = barrier(&client, "lost", 2).with_watchdog(TIME_UNIT * 3);
     let waits = party(&kept);
     let () = server.connection().del("redlatch_parties:{lost}").unwrap();
     is_broken(waits.join());
@@ -610,8 +610,8 @@ fn other_data_under_its_key_is_an_error_and_stays() {
 fn a_shutdown_ends_a_wait_and_breaks_the_barrier() {
     let server = server();
     let (ends, stays) = (client(&server), client(&server));
-    let barrier = barrier(&stays, "ends", 3).with_watchdog(RENEWED);
-    let theirs = ends.cyclic_barrier("ends").with_watchdog(RENEWED);
+    let barrier = barrier(&stays, "ends", 3).with_watchdog(SHORT_LEASE);
+    let theirs = ends.cyclic_barrier("ends").with_watchdog(SHORT_LEASE);
     let (waits, leaves) = (party(&barrier), party(&theirs));
     ends.shutdown();
     assert_eq!(leaves.join().unwrap_err().kind(), ErrorKind::ShutDown);
@@ -633,7 +633,7 @@ fn the_rights_that_the_message_names_are_enough() {
         let waits = party(&barrier);
         assert_eq!((other.wait().unwrap(), waits.join().unwrap()), (0, 1));
     }
-    left(&barrier, barrier.wait_for(UNIT / 10));
+    left(&barrier, barrier.wait_for(TIME_UNIT / 10));
     assert!(barrier.reset().unwrap());
     assert!(barrier.delete().unwrap());
 }
@@ -695,7 +695,7 @@ fn a_barrier_of_another_database_is_another_one() {
     assert_eq!(barriers[1].wait().unwrap(), 0);
     let [first, second] = waits;
     assert_eq!(second.join().unwrap(), 1);
-    thread::sleep(UNIT);
+    thread::sleep(TIME_UNIT);
     assert!(!first.is_finished());
     assert_eq!((barriers[0].wait().unwrap(), first.join().unwrap()), (0, 1));
 }
@@ -730,7 +730,7 @@ fn parties_that_hear_the_message_ask_nothing() {
             if scripts() - before == 1 {
                 break;
             }
-            assert!(since.elapsed() < SOON, "they ask");
+            assert!(since.elapsed() < TIMEOUT, "they ask");
         }
     }
 }

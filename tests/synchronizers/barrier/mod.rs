@@ -34,7 +34,7 @@ fn party_that<T: Send + 'static>(
     let before = barrier.waiting().unwrap();
     let its = barrier.clone();
     let party = spawn(move || waits(&its));
-    wait_until("it has arrived", SOON, || {
+    wait_until("it has arrived", TIMEOUT, || {
         party.is_finished() || barrier.waiting().unwrap() > before
     });
     party
@@ -57,7 +57,7 @@ fn left(barrier: &CyclicBarrier, outcome: Result<Waited<u32>, Error>) {
             assert!(error.to_string().contains("the call's own time was over"), "{error}");
         }
     }
-    wait_until("it is broken", SOON, || barrier.is_broken().unwrap());
+    wait_until("it is broken", TIMEOUT, || barrier.is_broken().unwrap());
 }
 
 /// Asserts that the server has no keys of the barrier, except keys that expire.

@@ -8,9 +8,9 @@ use super::*;
 fn worker() {
     let Some(job) = Job::from_env() else { return };
     let client = Client::connect(job.arg(0)).unwrap();
-    let barrier = client.cyclic_barrier(job.arg(1)).with_watchdog(RENEWED);
+    let barrier = client.cyclic_barrier(job.arg(1)).with_watchdog(SHORT_LEASE);
     let acts = job.args().get(2).is_some();
-    let barrier = if acts { barrier.with_action(|| thread::sleep(LONG)) } else { barrier };
+    let barrier = if acts { barrier.with_action(|| thread::sleep(LONG_LEASE)) } else { barrier };
     loop {
         let line = job.wait_line();
         if line == "end" {
@@ -38,7 +38,7 @@ fn processes_pass_together_step_by_step() {
         workers.iter_mut().for_each(|worker| worker.send_line("wait"));
         let mut indices = vec![barrier.wait().unwrap()];
         for worker in &mut workers {
-            let line = worker.expect_line("passed ", SOON);
+            let line = worker.expect_line("passed ", TIMEOUT);
             indices.push(line.trim_start_matches("passed ").parse().unwrap());
         }
         indices.sort_unstable();
@@ -51,24 +51,24 @@ fn processes_pass_together_step_by_step() {
 fn the_others_learn_of_a_killed_party_when_its_lease_ends() {
     let server = server();
     let client = client(&server);
-    once_within(RENEWED + UNIT / 2, || {
-        let barrier = client.cyclic_barrier("killed").with_watchdog(RENEWED);
+    once_within(SHORT_LEASE + TIME_UNIT / 2, || {
+        let barrier = client.cyclic_barrier("killed").with_watchdog(SHORT_LEASE);
         let _ = barrier.try_set_parties(4).unwrap();
         assert!(barrier.reset().unwrap());
         let [mut dies, mut lives] = workers(&server, "killed");
         for (at, worker) in [&mut dies, &mut lives].into_iter().enumerate() {
             worker.send_line("wait");
-            wait_until("it waits", SOON, || barrier.waiting().unwrap() as usize > at);
+            wait_until("it waits", TIMEOUT, || barrier.waiting().unwrap() as usize > at);
         }
         let waits = party(&barrier);
         // The processes wait during several renewals.
-        thread::sleep(RENEWED * 3 / 2);
+        thread::sleep(SHORT_LEASE * 3 / 2);
         assert!(!waits.is_finished());
         dies.sigkill();
         let killed = Instant::now();
         is_broken(waits.join());
         let took = killed.elapsed();
-        lives.expect_line("failed Broken", SOON);
+        lives.expect_line("failed Broken", TIMEOUT);
         lives.send_line("end");
         took
     });
@@ -77,13 +77,13 @@ fn the_others_learn_of_a_killed_party_when_its_lease_ends() {
 #[test]
 fn a_last_party_that_is_killed_in_its_action_breaks_the_barrier() {
     let server = server();
-    let barrier = barrier(&client(&server), "acts", 2).with_watchdog(RENEWED);
+    let barrier = barrier(&client(&server), "acts", 2).with_watchdog(SHORT_LEASE);
     let waits = party(&barrier);
     let args = [&server.url(), "acts", "acts"];
     let mut last = Worker::spawn_test("barrier::processes::worker", "worker", &args);
     last.send_line("wait");
-    wait_until("its action runs", SOON, || barrier.waiting().unwrap() == 2);
-    thread::sleep(RENEWED * 3 / 2);
+    wait_until("its action runs", TIMEOUT, || barrier.waiting().unwrap() == 2);
+    thread::sleep(SHORT_LEASE * 3 / 2);
     assert!(!waits.is_finished());
     last.sigkill();
     is_broken(waits.join());
@@ -92,22 +92,22 @@ fn a_last_party_that_is_killed_in_its_action_breaks_the_barrier() {
 #[test]
 fn a_party_that_was_stopped_past_its_lease_finds_it_broken() {
     let server = server();
-    let barrier = barrier(&client(&server), "stopped", 3).with_watchdog(RENEWED);
+    let barrier = barrier(&client(&server), "stopped", 3).with_watchdog(SHORT_LEASE);
     let [mut stops] = workers(&server, "stopped");
     stops.send_line("wait");
-    wait_until("it waits", SOON, || barrier.waiting().unwrap() == 1);
+    wait_until("it waits", TIMEOUT, || barrier.waiting().unwrap() == 1);
     let waits = party(&barrier);
     stops.sigstop();
     is_broken(waits.join());
     stops.sigcont();
-    stops.expect_line("failed Broken", SOON);
+    stops.expect_line("failed Broken", TIMEOUT);
     // After a reset, both processes can be parties again.
     assert!(barrier.reset().unwrap());
     let waits = party(&barrier);
     stops.send_line("wait");
-    wait_until("both wait", SOON, || barrier.waiting().unwrap() == 2);
+    wait_until("both wait", TIMEOUT, || barrier.waiting().unwrap() == 2);
     assert_eq!(barrier.wait().unwrap(), 0);
     waits.join().unwrap();
-    stops.expect_line("passed ", SOON);
+    stops.expect_line("passed ", TIMEOUT);
     stops.send_line("end");
 }

@@ -154,12 +154,12 @@ impl Long<'_> {
     /// this.
     fn leader(&mut self) -> (usize, Instant) {
         let since = Instant::now();
-        while since.elapsed() < SOON {
+        while since.elapsed() < TIMEOUT {
             if let Some(at) = self.another() {
                 return (at, Instant::now());
             }
         }
-        panic!("nobody leads {} in {SOON:?}", self.name);
+        panic!("nobody leads {} in {TIMEOUT:?}", self.name);
     }
 
     /// Returns a candidate that has begun to lead in the meantime.
@@ -223,7 +223,7 @@ impl Long<'_> {
                     self.candidates[leads].worker.sigstop();
                     thread::sleep(stop);
                     self.candidates[leads].worker.sigcont();
-                    thread::sleep(UNIT * 3);
+                    thread::sleep(TIME_UNIT * 3);
                     while let Some(next) = self.another() {
                         leads = next;
                     }

@@ -18,7 +18,7 @@ use redlatch::{
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 fn election(client: &Client, name: &str) -> LeaderElection {
-    client.leader_election(name).with_watchdog(RENEWED)
+    client.leader_election(name).with_watchdog(SHORT_LEASE)
 }
 
 fn leads(leader: Option<&Leader>, client: &Client) -> bool {
@@ -37,7 +37,7 @@ fn a_leaders_script_runs_only_while_it_leads() {
     let error = first.command("INCR", &["number"], &[]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
     let script = Script::new("return redis.call('incr', KEYS[1])");
-    let now = second.eval_within(SOON, &script, &["number"], &[]).unwrap();
+    let now = second.eval_within(TIMEOUT, &script, &["number"], &[]).unwrap();
     assert_eq!(now.as_int(), Some(2));
 }
 
@@ -49,17 +49,17 @@ fn one_leads_and_all_know_who_and_the_next_one_has_a_higher_token() {
     assert_eq!(elections[0].leader().unwrap(), None);
     let first = elections[0].campaign().unwrap();
     assert!(first.is_leader());
-    first.check(RENEWED / 4).unwrap();
+    first.check(SHORT_LEASE / 4).unwrap();
     assert!(answered(|| elections[1].try_campaign()).into_option().is_none());
-    let until = || Instant::now() + UNIT;
+    let until = || Instant::now() + TIME_UNIT;
     assert!(answered(|| elections[1].try_campaign_until(until())).into_option().is_none());
-    assert!(answered(|| elections[1].try_campaign_for(UNIT)).into_option().is_none());
+    assert!(answered(|| elections[1].try_campaign_for(TIME_UNIT)).into_option().is_none());
     let known = elections[1].leader().unwrap().unwrap();
     assert!(leads(Some(&known), &clients[0]), "{known:?}");
     assert_eq!((known.token, &known), (first.token(), &elections[0].leader().unwrap().unwrap()));
     assert!(!known.host.is_empty() && known.who.contains(&known.host), "{known:?}");
     let age = SystemTime::now().duration_since(known.since).unwrap_or_default();
-    assert!(age < SOON, "{age:?}");
+    assert!(age < TIMEOUT, "{age:?}");
 
     let next = elections[1].clone();
     let waits = spawn(move || next.campaign().unwrap());
@@ -69,7 +69,7 @@ fn one_leads_and_all_know_who_and_the_next_one_has_a_higher_token() {
     assert!(second.token() > known.token && second.is_leader());
     assert!(leads(elections[0].leader().unwrap().as_ref(), &clients[1]));
     drop(second);
-    wait_until("nobody leads", SOON, || elections[0].leader().unwrap().is_none());
+    wait_until("nobody leads", TIMEOUT, || elections[0].leader().unwrap().is_none());
     // Only the token key is left, so that the next token will be higher.
     let mut redis = server.connection();
     let mut keys: Vec<String> = redis.keys("*").unwrap();
@@ -92,12 +92,12 @@ fn candidates_of_one_process_lead_one_after_the_other_on_record() {
         drop(leads);
         leads = waits.join();
         assert!(leads.token() > before && leads.is_leader());
-        wait_until("it is on record", SOON, || {
+        wait_until("it is on record", TIMEOUT, || {
             asks.leader().unwrap().is_some_and(|leader| leader.token == leads.token())
         });
     }
     // The state must not change during this time.
-    thread::sleep(UNIT);
+    thread::sleep(TIME_UNIT);
     assert_eq!(asks.leader().unwrap().unwrap().token, leads.token());
 }
 
@@ -113,7 +113,7 @@ fn a_campaign_ends_when_it_is_cancelled_or_unusable() {
     token.cancel();
     assert_eq!(waits.join(), ErrorKind::Cancelled);
     for error in [
-        election(&other, "ends").with_grace(RENEWED / 2).campaign().map(drop).unwrap_err(),
+        election(&other, "ends").with_grace(SHORT_LEASE / 2).campaign().map(drop).unwrap_err(),
         election(&other, "").campaign().map(drop).unwrap_err(),
         other.leader_election("").leader().unwrap_err(),
     ] {
@@ -124,10 +124,10 @@ fn a_campaign_ends_when_it_is_cancelled_or_unusable() {
 #[test]
 fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
     let server = server();
-    let (lease, grace) = (RENEWED * 4 / 3, UNIT * 5);
+    let (lease, grace) = (SHORT_LEASE * 4 / 3, TIME_UNIT * 5);
     // If the machine stands still when the leader is deposed, the callback comes only when the next
     // leader leads. Then the test tries again.
-    wait_until("it is told well before the next one leads", SOON, || {
+    wait_until("it is told well before the next one leads", TIMEOUT, || {
         let proxy = Proxy::before(&server);
         let cut = impatient(&proxy.url()).connect().unwrap();
         let leader = cut.leader_election("cut").with_watchdog(lease).with_grace(grace);
@@ -141,7 +141,7 @@ fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
         let waits = spawn(move || (next.campaign().unwrap(), Instant::now()));
         waits.wait_asleep();
         proxy.on(Direction::Request, usize::MAX, Action::LoseRequest, |_| true);
-        let (why, deposed) = told.recv_timeout(SOON).unwrap();
+        let (why, deposed) = told.recv_timeout(TIMEOUT).unwrap();
         assert_eq!(why, LostReason::LeaseExpired);
         assert!(!leadership.is_leader() && leadership.remaining().is_zero());
         assert_eq!(leadership.state(), HoldState::Lost(LostReason::LeaseExpired));
@@ -152,7 +152,7 @@ fn a_leader_without_a_server_is_deposed_before_another_one_can_lead() {
         // The leadership has ended for good. A callback that is registered later is called, too.
         let (tell, told) = mpsc::channel();
         leadership.on_deposed(move |why| tell.send(why).unwrap());
-        assert_eq!(told.recv_timeout(SOON).unwrap(), LostReason::LeaseExpired);
+        assert_eq!(told.recv_timeout(TIMEOUT).unwrap(), LostReason::LeaseExpired);
         assert!(!leadership.is_leader());
         since.saturating_duration_since(deposed) >= grace / 2
     });
@@ -170,14 +170,14 @@ fn a_leader_whose_lock_is_taken_away_is_deposed_and_a_resignation_calls_nothing(
     first.resign().unwrap();
     let second = election.try_campaign().unwrap().into_option().unwrap();
     assert_eq!((second.name(), second.state()), ("taken", HoldState::Held));
-    assert!(second.remaining() > RENEWED / 2 && second.remaining() <= RENEWED * 9 / 10);
+    assert!(second.remaining() > SHORT_LEASE / 2 && second.remaining() <= SHORT_LEASE * 9 / 10);
     assert_eq!(client.status("taken").unwrap().holders[0].owner, second.owner());
     let its = tell.clone();
     second.on_deposed(move |why| its.send(("second", why)).unwrap());
     let () = server.connection().del("taken").unwrap();
-    assert_eq!(told.recv_timeout(SOON).unwrap(), ("second", LostReason::Revoked));
+    assert_eq!(told.recv_timeout(TIMEOUT).unwrap(), ("second", LostReason::Revoked));
     second.on_deposed(move |why| tell.send(("late", why)).unwrap());
-    assert_eq!(told.recv_timeout(SOON).unwrap(), ("late", LostReason::Revoked));
+    assert_eq!(told.recv_timeout(TIMEOUT).unwrap(), ("late", LostReason::Revoked));
     assert!(!second.is_leader() && election.leader().unwrap().is_none());
     assert_eq!(second.state(), HoldState::Lost(LostReason::Revoked));
     assert_eq!(second.remaining(), Duration::ZERO);
@@ -189,8 +189,8 @@ fn an_observer_of_an_election_hears_each_change() {
     let server = server();
     let clients = [client(&server), client(&server), client(&server)];
     let observed = election(&clients[2], "seen");
-    at_once(|| {
-        let mut changes = observed.changes(SOON);
+    woken_by_message(|| {
+        let mut changes = observed.changes(TIMEOUT);
         assert_eq!(changes.next().unwrap().unwrap(), None);
         for at in [0, 1] {
             let leadership = election(&clients[at], "seen").campaign().unwrap();
@@ -200,7 +200,7 @@ fn an_observer_of_an_election_hears_each_change() {
         }
     });
     // An observation ends when its time is over. If it is cancelled, it ends with an error.
-    let mut changes = observed.changes(UNIT);
+    let mut changes = observed.changes(TIME_UNIT);
     assert_eq!(changes.next().unwrap().unwrap(), None);
     assert!(changes.next().is_none() && changes.next().is_none());
     let token = CancelToken::new();
@@ -215,24 +215,24 @@ fn an_observer_of_an_election_hears_each_change() {
 fn an_observer_outlasts_an_outage_and_ends_with_its_wait_at_a_server_that_hangs() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = impatient(&proxy.url()).failover_timeout(LONG).connect().unwrap();
+    let client = impatient(&proxy.url()).failover_timeout(LONG_LEASE).connect().unwrap();
     let observed = election(&client, "away");
     proxy.refuse();
     proxy.cut_all();
-    let waits = spawn(move || observed.changes(SOON * 2).next().unwrap());
+    let waits = spawn(move || observed.changes(TIMEOUT * 2).next().unwrap());
     // Time must pass here: this is longer than a channel's confirmation may take.
-    thread::sleep(IMPATIENT * 5 / 2);
+    thread::sleep(SHORT_TIMEOUT * 5 / 2);
     assert!(!waits.is_finished());
     proxy.accept();
     assert_eq!(waits.join().unwrap(), None);
 
-    let patient = Client::builder(&server.url()).response_timeout(SOON).connect().unwrap();
+    let patient = Client::builder(&server.url()).response_timeout(TIMEOUT).connect().unwrap();
     let observed = election(&patient, "hangs");
     // The first observation has already subscribed.
-    let mut first = observed.changes(SOON);
+    let mut first = observed.changes(TIMEOUT);
     assert_eq!(first.next().unwrap().unwrap(), None);
     server.pause();
-    let waits = spawn(move || observed.changes(UNIT).next().and_then(Result::ok));
+    let waits = spawn(move || observed.changes(TIME_UNIT).next().and_then(Result::ok));
     // The call ends long before the client treats the server as unreachable.
     assert_eq!(waits.join(), None);
     server.resume();
@@ -242,17 +242,17 @@ fn an_observer_outlasts_an_outage_and_ends_with_its_wait_at_a_server_that_hangs(
 fn an_observer_finds_out_that_a_dead_leaders_lease_has_ended() {
     let server = server();
     let (mut dies, observes) = (processes::start(&server, "dies"), client(&server));
-    let mut changes = observes.leader_election("dies").changes(SOON);
+    let mut changes = observes.leader_election("dies").changes(TIMEOUT);
     assert_eq!(changes.next().unwrap().unwrap(), None);
     dies.send_line("campaign");
-    dies.expect_line("leads", SOON);
+    dies.expect_line("leads", TIMEOUT);
     assert!(changes.next().unwrap().unwrap().is_some());
     dies.sigkill();
     let killed = Instant::now();
     assert_eq!(changes.next().unwrap().unwrap(), None);
     let took = killed.elapsed();
     // Without a message, the observer would find the change only at its next poll.
-    assert!(took < SOON / 2, "{took:?}");
+    assert!(took < TIMEOUT / 2, "{took:?}");
 }
 
 /// The candidate's lease ends too soon, and it tries again. If no time is left, it does not try
@@ -261,7 +261,8 @@ fn an_observer_finds_out_that_a_dead_leaders_lease_has_ended() {
 fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = impatient(&proxy.url()).response_timeout(SOON).connections(1).connect().unwrap();
+    let client =
+        impatient(&proxy.url()).response_timeout(TIMEOUT).connections(1).connect().unwrap();
     election(&client, "warm").campaign().unwrap().resign().unwrap();
     let campaigns = election(&client, "short");
     // This rule takes the lock away before the leader is recorded.
@@ -274,20 +275,20 @@ fn a_campaign_goes_on_after_a_lease_that_is_over_too_soon() {
     };
     takes_away(2);
     campaigns.campaign().unwrap().resign().unwrap();
-    proxy.wait_fired(2, SOON);
+    proxy.wait_fired(2, TIMEOUT);
     takes_away(4);
     for wait in [Wait::FOREVER, Wait::NONE] {
         let error = campaigns.campaign_within(wait).map(drop).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::LeaseLost, "{error}");
     }
     // The campaign without a limit made three attempts, and the other campaign made one attempt.
-    proxy.wait_fired(6, SOON);
+    proxy.wait_fired(6, TIMEOUT);
     // The reply comes when more than half of the lease is over.
-    proxy.on(Direction::Request, 1, Action::DelayReply(RENEWED * 6 / 10), |bytes| {
+    proxy.on(Direction::Request, 1, Action::DelayReply(SHORT_LEASE * 6 / 10), |bytes| {
         contains(bytes, "EVAL") && contains(bytes, "slow") && !contains(bytes, "redlatch_leader")
     });
     election(&client, "slow").campaign().unwrap().resign().unwrap();
-    proxy.wait_fired(7, SOON);
+    proxy.wait_fired(7, TIMEOUT);
 }
 
 /// A record contains the leader's token, so a late resignation does not remove the record of a
@@ -302,7 +303,7 @@ fn a_late_resignation_leaves_the_record_of_a_later_leadership() {
     let () = redis.hset(record, "token", leadership.token().get() + 1).unwrap();
     drop(leadership);
     // The lock is released after the resignation.
-    wait_free(&server, "late", SOON);
+    wait_free(&server, "late", TIMEOUT);
     assert_eq!(redis.hget::<_, _, Option<String>>(record, "owner").unwrap(), Some(owner));
 }
 
@@ -329,11 +330,11 @@ fn a_request_whose_reply_is_lost_leads_all_the_same() {
 fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let builder = || Client::builder(&proxy.url()).connections(1).watchdog_timeout(LONG);
-    let client = builder().failover_timeout(LONG).connect().unwrap();
+    let builder = || Client::builder(&proxy.url()).connections(1).watchdog_timeout(LONG_LEASE);
+    let client = builder().failover_timeout(LONG_LEASE).connect().unwrap();
     let campaigns = client.leader_election("record");
     drop(campaigns.campaign().unwrap());
-    wait_free(&server, "record", SOON);
+    wait_free(&server, "record", TIMEOUT);
     let on_record = |shots, action| {
         proxy.on(Direction::Request, shots, action, |bytes| {
             contains(bytes, "EVAL") && contains(bytes, "redlatch_leader:{record}")
@@ -348,10 +349,10 @@ fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
     }
     assert_eq!(proxy.fired(), 8);
     // The server has granted the lock, but no time is left for the record.
-    let patient = builder().response_timeout(SOON).connect().unwrap();
+    let patient = builder().response_timeout(TIMEOUT).connect().unwrap();
     let campaigns = patient.leader_election("held");
     drop(campaigns.campaign().unwrap());
-    wait_free(&server, "held", SOON);
+    wait_free(&server, "held", TIMEOUT);
     for ends in ["a limit", "a cancel"] {
         let fired = proxy.fired();
         proxy.on(Direction::Request, 1, Action::HoldReply, |bytes| {
@@ -360,10 +361,10 @@ fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
         let (token, its) = (CancelToken::new(), campaigns.clone());
         let cancels = token.clone();
         let waits = spawn(move || match ends {
-            "a limit" => its.try_campaign_for(UNIT).map(drop_some),
+            "a limit" => its.try_campaign_for(TIME_UNIT).map(drop_some),
             _ => its.campaign_cancellable(&token).map(|it| drop_some(Taken(it))),
         });
-        proxy.wait_fired(fired + 1, SOON);
+        proxy.wait_fired(fired + 1, TIMEOUT);
         cancels.cancel();
         // The call ends long before the client treats the server as unreachable.
         let outcome = waits.join();
@@ -372,8 +373,8 @@ fn the_record_of_a_leader_outlasts_an_outage_and_ends_with_the_wait() {
             _ => assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Cancelled),
         }
         proxy.release();
-        wait_free(&server, "held", SOON);
-        wait_until("nobody leads", SOON, || campaigns.leader().unwrap().is_none());
+        wait_free(&server, "held", TIMEOUT);
+        wait_until("nobody leads", TIMEOUT, || campaigns.leader().unwrap().is_none());
     }
 }
 
@@ -405,14 +406,14 @@ fn a_candidate_leads_on_a_server_without_memory() {
 fn a_candidate_whose_grant_came_too_late_campaigns_on() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = Client::builder(&proxy.url()).response_timeout(SOON).connect().unwrap();
+    let client = Client::builder(&proxy.url()).response_timeout(TIMEOUT).connect().unwrap();
     election(&client, "warm").campaign().unwrap().resign().unwrap();
-    let late = RENEWED * 2 / 3;
+    let late = SHORT_LEASE * 2 / 3;
     proxy.on(Direction::Request, 1, Action::DelayReply(late), |bytes| {
         contains(bytes, "EVAL") && contains(bytes, "redisson_lock_token:{late}")
     });
     let leadership = election(&client, "late").campaign().unwrap();
     assert_eq!(proxy.fired(), 1);
-    leadership.check(RENEWED / 4).unwrap();
+    leadership.check(SHORT_LEASE / 4).unwrap();
     assert!(leads(election(&client, "late").leader().unwrap().as_ref(), &client));
 }

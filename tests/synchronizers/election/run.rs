@@ -16,8 +16,8 @@ use redlatch_testkit::Proxy;
 /// not assert this itself, because a run catches the panics of its work.
 fn is_stopped(stop: &CancelToken) -> bool {
     let begun = Instant::now();
-    while !stop.is_cancelled() && begun.elapsed() < SOON {
-        thread::sleep(UNIT / 20);
+    while !stop.is_cancelled() && begun.elapsed() < TIMEOUT {
+        thread::sleep(TIME_UNIT / 20);
     }
     stop.is_cancelled()
 }
@@ -48,7 +48,7 @@ fn a_run_leads_again_after_its_work_has_ended_or_panicked_and_ends_when_it_is_ca
     assert!(pauses.iter().flatten().all(|pause| *pause > PAUSE / 4), "{pauses:?}");
     assert!(tokens.is_sorted_by(|before, after| before < after) && tokens.len() == 3, "{tokens:?}");
     assert_eq!(election.health(), Health::Follows);
-    wait_free(&server, "again", SOON);
+    wait_free(&server, "again", TIMEOUT);
     // A run that was cancelled before it began does nothing.
     let mut led = 0;
     election.run(&ends, |_, _| led += 1).unwrap();
@@ -71,7 +71,7 @@ fn while_a_run_pauses_another_candidate_leads() {
             })
         })
     });
-    let mut led: Vec<_> = (0..6).map(|_| told.recv_timeout(SOON).unwrap()).collect();
+    let mut led: Vec<_> = (0..6).map(|_| told.recv_timeout(TIMEOUT).unwrap()).collect();
     ends.cancel();
     runs.into_iter().for_each(|run| run.join().unwrap());
     led.sort_by_key(|(_, token)| *token);
@@ -124,7 +124,7 @@ fn block_callbacks(client: &Client) -> mpsc::Sender<()> {
         tell.send(()).unwrap();
         let _ = blocks.recv();
     });
-    told.recv_timeout(SOON).unwrap();
+    told.recv_timeout(TIMEOUT).unwrap();
     go_on
 }
 
@@ -134,7 +134,7 @@ fn a_loss_stops_the_work_of_a_run_while_a_callback_blocks() {
     let server = server();
     let client = client(&server);
     let _blocked = block_callbacks(&client);
-    let election = client.leader_election("blocked").with_watchdog(LONG);
+    let election = client.leader_election("blocked").with_watchdog(LONG_LEASE);
     let lost = run_until(&election, |_| {
         let () = server.connection().del("blocked").unwrap();
     });
@@ -146,7 +146,7 @@ fn the_end_of_the_client_stops_the_work_of_a_run_while_a_callback_blocks() {
     let server = server();
     let client = client(&server);
     let (mut blocked, mut stopped) = (Some(block_callbacks(&client)), false);
-    let election = client.leader_election("blocked").with_watchdog(LONG);
+    let election = client.leader_election("blocked").with_watchdog(LONG_LEASE);
     let outcome = election.run(&CancelToken::new(), |_, stop| {
         let ended = client.clone();
         let ends = spawn(move || ended.shutdown());
@@ -216,7 +216,7 @@ fn a_run_outlasts_an_outage_and_ends_with_a_mistake() {
     thread::sleep(PAUSE * 2);
     assert!(!waits.is_finished() && told.try_recv().is_err());
     proxy.accept();
-    told.recv_timeout(SOON).unwrap();
+    told.recv_timeout(TIMEOUT).unwrap();
     ends.cancel();
     waits.join().unwrap();
 
@@ -229,7 +229,7 @@ fn a_run_outlasts_an_outage_and_ends_with_a_mistake() {
         (election(&denied, "denied"), ErrorKind::Denied),
         (election(&client, "list"), ErrorKind::WrongType),
         (election(&client, ""), ErrorKind::Config),
-        (election(&client, "grace").with_grace(RENEWED / 2), ErrorKind::Config),
+        (election(&client, "grace").with_grace(SHORT_LEASE / 2), ErrorKind::Config),
     ] {
         let mut led = 0;
         let error = runs.run(&CancelToken::new(), |_, _| led += 1).unwrap_err();
@@ -244,14 +244,14 @@ fn a_probe_sees_a_leader_that_does_not_stop() {
     let leads = election(&client, "probe");
     assert_eq!(leads.health(), Health::Follows);
     let leadership = leads.campaign().unwrap();
-    assert_eq!(leads.with_grace(UNIT).health(), Health::Leads, "the handles are clones");
+    assert_eq!(leads.with_grace(TIME_UNIT).health(), Health::Leads, "the handles are clones");
     assert_eq!(election(&client, "probe").health(), Health::Follows, "it has not campaigned");
     let () = server.connection().del("probe").unwrap();
-    wait_until("it is overdue", SOON, || matches!(leads.health(), Health::Overdue(_)));
+    wait_until("it is overdue", TIMEOUT, || matches!(leads.health(), Health::Overdue(_)));
     // Time must pass here.
-    thread::sleep(UNIT);
+    thread::sleep(TIME_UNIT);
     let Health::Overdue(since) = leads.health() else { panic!("{:?}", leads.health()) };
-    assert!(since >= UNIT && since < SOON, "{since:?}");
+    assert!(since >= TIME_UNIT && since < TIMEOUT, "{since:?}");
     // A second leadership must not hide the loss of the first.
     let next = leads.campaign().unwrap();
     assert!(matches!(leads.health(), Health::Overdue(_)));

@@ -76,7 +76,7 @@ fn an_acquire_of_unknown_outcome_is_an_error_and_the_permits_come_back() {
     on_release(&proxy, "unknown", 3, Action::LoseReply);
     on_release(&proxy, "unknown", 2, Action::LoseRequest);
     assert!(semaphore.acquire_many(3).is_err());
-    proxy.wait_fired(fired + 7, SOON);
+    proxy.wait_fired(fired + 7, TIMEOUT);
     stays(&server, "unknown", 5, 0);
 }
 
@@ -107,7 +107,7 @@ fn a_copy_that_arrives_late_takes_nothing_that_stays() {
     arrives();
     assert_eq!(stored(&server, "late"), (3, 2), "one was counted twice");
     drop(permits);
-    wait_until("they are back", SOON, || stored(&server, "late") == (5, 0));
+    wait_until("they are back", TIMEOUT, || stored(&server, "late") == (5, 0));
     arrives();
     // The request was sent twice, so the client undoes it as long as a copy may arrive.
     stays(&server, "late", 5, 0);
@@ -147,11 +147,11 @@ fn a_release_is_made_once_if_requests_or_replies_are_lost() {
             let permit = semaphore.acquire().or_else(|error| {
                 // This is the first call on a connection that fell silent during a drop.
                 is_clear(&error, "released", "did not answer in time");
-                wait_until("it is back", SOON, || stored(&server, "released") == (5, 0));
+                wait_until("it is back", TIMEOUT, || stored(&server, "released") == (5, 0));
                 semaphore.acquire()
             });
             let permit = permit.unwrap();
-            wait_until("it is out", SOON, || stored(&server, "released") == (4, 1));
+            wait_until("it is out", TIMEOUT, || stored(&server, "released") == (4, 1));
             on_release(&proxy, "released", times, action);
             let released = match way {
                 "drop" => {
@@ -166,7 +166,7 @@ fn a_release_is_made_once_if_requests_or_replies_are_lost() {
                 assert!(error.outcome_unknown(), "{way} {action:?}: {error}");
             }
             fired += times;
-            proxy.wait_fired(fired, SOON);
+            proxy.wait_fired(fired, TIMEOUT);
             proxy.release();
             stays(&server, "released", 5, 0);
         }
@@ -192,7 +192,7 @@ fn each_change_of_the_number_is_made_once_though_its_reply_is_lost() {
     semaphore.set_permits(3).unwrap();
     assert_eq!(stored(&server, "changed"), (2, 1));
     on_request();
-    semaphore.update_lease_time(&id, LONG).unwrap();
+    semaphore.update_lease_time(&id, LONG_LEASE).unwrap();
     on_request();
     assert!(!semaphore.try_set_permits(9).unwrap());
     on_request();
@@ -212,7 +212,7 @@ fn a_permit_whose_longer_lease_is_in_doubt_when_it_is_lost_comes_back() {
     let semaphore = semaphore(&client, "doubt", 1);
     let permit = semaphore.with_lease(LEASE).acquire().unwrap();
     proxy.on(Direction::Request, 1, Action::Silence, |bytes| contains(bytes, "{doubt}:timeout"));
-    let error = semaphore.update_lease_time(&permit.id(), LONG).unwrap_err();
+    let error = semaphore.update_lease_time(&permit.id(), LONG_LEASE).unwrap_err();
     assert!(error.outcome_unknown(), "{error}");
     assert_eq!(permit.state(), HoldState::Lost(LostReason::LeaseExpired));
     assert_eq!(proxy.fired(), 1);
@@ -231,8 +231,8 @@ fn a_permit_that_ends_while_its_release_is_on_its_way_comes_back_once() {
         let ends = Instant::now() + LEASE;
         proxy.freeze();
         let release = spawn(move || permit.release().unwrap_err());
-        wait_until("the lease ends", SOON, || Instant::now() > ends);
-        let next = found.then(|| other.try_acquire_for(SOON).unwrap().into_option().unwrap());
+        wait_until("the lease ends", TIMEOUT, || Instant::now() > ends);
+        let next = found.then(|| other.try_acquire_for(TIMEOUT).unwrap().into_option().unwrap());
         proxy.thaw();
         let error = release.join();
         assert!(
@@ -252,14 +252,14 @@ fn a_permit_that_ends_while_its_release_is_on_its_way_comes_back_once() {
 fn a_release_that_comes_after_the_lease_says_that_it_ran_out() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = Client::builder(&proxy.url()).response_timeout(SOON).connections(1);
+    let client = Client::builder(&proxy.url()).response_timeout(TIMEOUT).connections(1);
     let semaphore = semaphore(&client.connect().unwrap(), "late", 1);
     let permit = semaphore.with_lease(LEASE).acquire().unwrap();
     proxy.on(Direction::Request, 1, Action::DelayReply(Duration::ZERO), |bytes| {
         let is_it = releases(bytes, "late");
         if is_it {
             // A server ends a lease up to a millisecond late.
-            thread::sleep(LEASE + UNIT / 10);
+            thread::sleep(LEASE + TIME_UNIT / 10);
         }
         is_it
     });
@@ -317,12 +317,12 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
         }
     }
     // The threads contend for this time, and try many interleavings.
-    thread::sleep(UNIT * 30);
+    thread::sleep(TIME_UNIT * 30);
     let so_far = || {
         let fired: usize = proxies.iter().map(Proxy::fired).sum();
         (grants.load(Ordering::SeqCst), fired)
     };
-    wait_until("some were granted, and some lost", SOON, || so_far().0 > 20 && so_far().1 > 20);
+    wait_until("some were granted, and some lost", TIMEOUT, || so_far().0 > 20 && so_far().1 > 20);
     proxies.iter().for_each(Proxy::clear_rules);
     stop.store(true, Ordering::SeqCst);
     threads.into_iter().for_each(Running::join);
@@ -335,7 +335,8 @@ fn guards_are_lost_and_waiters_go_on_when_the_servers_data_is_gone() {
     let server = server();
     // The first client notices the loss at its next renewal. The second client notices it when it
     // connects to the restarted server.
-    for (round, client) in [("flush", watched(&server, RENEWED * 2)), ("restart", client(&server))]
+    for (round, client) in
+        [("flush", watched(&server, SHORT_LEASE * 2)), ("restart", client(&server))]
     {
         let semaphore = semaphore(&client, "gone", 1);
         let permit = semaphore.acquire().unwrap();
@@ -344,7 +345,7 @@ fn guards_are_lost_and_waiters_go_on_when_the_servers_data_is_gone() {
         let waiter = spawn(move || {
             loop {
                 match waiting.acquire() {
-                    Err(error) if error.is_transient() => thread::sleep(UNIT / 10),
+                    Err(error) if error.is_transient() => thread::sleep(TIME_UNIT / 10),
                     permit => return permit.unwrap(),
                 }
             }
@@ -357,9 +358,9 @@ fn guards_are_lost_and_waiters_go_on_when_the_servers_data_is_gone() {
             server.restart_empty();
         }
         // The client notices the loss long before a third of the longer lease is over.
-        assert_eq!(lost.recv_timeout(SOON / 2).unwrap(), LostReason::Revoked, "{round}");
+        assert_eq!(lost.recv_timeout(TIMEOUT / 2).unwrap(), LostReason::Revoked, "{round}");
         assert_eq!(permit.release().unwrap_err().kind(), ErrorKind::LeaseLost, "{round}");
-        wait_until("it answers", SOON, || semaphore.set_permits(1).is_ok());
+        wait_until("it answers", TIMEOUT, || semaphore.set_permits(1).is_ok());
         let permit = waiter.join();
         assert!(permit.is_held(), "{round}");
         permit.release().unwrap();
@@ -385,7 +386,7 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
             semaphore.set_permits(1),
             semaphore.acquire().map(drop),
             semaphore.try_acquire().map(drop),
-            Err(refused(|| semaphore.try_acquire_for(UNIT))),
+            Err(refused(|| semaphore.try_acquire_for(TIME_UNIT))),
             semaphore.permits().map(drop),
         ];
         for error in errors {
@@ -395,7 +396,11 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
         }
         if name == "set" {
             is_clear(&semaphore.release(&id).unwrap_err(), name, "use another name");
-            is_clear(&semaphore.update_lease_time(&id, LONG).unwrap_err(), name, "another name");
+            is_clear(
+                &semaphore.update_lease_time(&id, LONG_LEASE).unwrap_err(),
+                name,
+                "another name",
+            );
             is_clear(&semaphore.remaining_lease(&id).unwrap_err(), name, "another name");
         } else {
             is_clear(&semaphore.add_permits(1).unwrap_err(), name, "use another name");
@@ -409,18 +414,18 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
     let error = client.expirable_semaphore("").acquire().map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     // If the key is overwritten while a permit is held, the permit is lost.
-    let short = watched(&server, RENEWED);
+    let short = watched(&server, SHORT_LEASE);
     let permit = semaphore(&short, "over", 1).acquire().unwrap();
     let lost = on_lost(&permit);
     let () = redis.set(timeouts("over"), "precious").unwrap();
-    assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
+    assert_eq!(lost.recv_timeout(TIMEOUT).unwrap(), LostReason::Revoked);
     drop(permit);
 }
 
 #[test]
 fn without_memory_no_permit_is_taken_held_ones_stay_and_released_ones_return() {
     let server = server();
-    let client = watched(&server, RENEWED);
+    let client = watched(&server, SHORT_LEASE);
     let semaphore = semaphore(&client, "memory", 5);
     let (kept, back) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
     let limit = |bytes: &str| {
@@ -430,13 +435,13 @@ fn without_memory_no_permit_is_taken_held_ones_stay_and_released_ones_return() {
     limit("1");
     is_clear(&semaphore.acquire().map(drop).unwrap_err(), "memory", "no permit was taken");
     let begun = Instant::now();
-    while begun.elapsed() < RENEWED * 3 / 2 {
+    while begun.elapsed() < SHORT_LEASE * 3 / 2 {
         assert!(kept.is_held(), "{:?}", kept.state());
-        thread::sleep(UNIT / 4);
+        thread::sleep(TIME_UNIT / 4);
     }
     // Another client releases the permit by its id.
-    let known = watched(&server, RENEWED).expirable_semaphore("memory");
-    known.update_lease_time(&back.id(), LONG).unwrap();
+    let known = watched(&server, SHORT_LEASE).expirable_semaphore("memory");
+    known.update_lease_time(&back.id(), LONG_LEASE).unwrap();
     back.release().unwrap();
     assert_eq!(semaphore.available_permits().unwrap(), 4);
     limit("0");
@@ -498,7 +503,7 @@ fn a_change_without_a_right_is_made_as_a_whole_or_not_at_all() {
             (4, 1),
         ),
         (|pool, id| pool.release(id), (5, 0)),
-        (|pool, id| pool.update_lease_time(id, LONG), (3, 2)),
+        (|pool, id| pool.update_lease_time(id, LONG_LEASE), (3, 2)),
         (|pool, _| pool.set_permits(9), (7, 2)),
         (|pool, _| pool.delete().map(drop), (0, 0)),
     ];
@@ -543,10 +548,10 @@ fn permits_released_without_a_right_come_back_once_when_the_right_is_back() {
         drop(dropped);
         is_clear(&released.release().unwrap_err(), "pool", "in the background");
         // Meanwhile the client tries repeatedly.
-        thread::sleep(UNIT);
+        thread::sleep(TIME_UNIT);
         assert_eq!(stored(&server, "pool"), (7, 2), "{denied}");
         user.set(&ALL_RIGHTS);
-        wait_until("they are back", SOON, || stored(&server, "pool") == (9, 0));
+        wait_until("they are back", TIMEOUT, || stored(&server, "pool") == (9, 0));
     }
     stays(&server, "pool", 9, 0);
 }
@@ -560,10 +565,10 @@ fn the_rights_that_the_message_names_are_enough() {
     let error = client.expirable_semaphore("rights").acquire().map(drop).unwrap_err().to_string();
     user.set_as_said(&error, "an expirable semaphore", "rights");
     user.set(&[&format!("~{}", timeouts("rights"))]);
-    let client = watched_by(&user, RENEWED);
+    let client = watched_by(&user, SHORT_LEASE);
     let semaphore = semaphore(&client, "rights", 2);
     let all = semaphore.acquire_many(2).unwrap();
-    thread::sleep(RENEWED * 3 / 2);
+    thread::sleep(SHORT_LEASE * 3 / 2);
     assert!(all.iter().all(ExpirablePermit::is_held));
     let waiting = user.client().expirable_semaphore("rights");
     let waiter = spawn(move || waiting.acquire().unwrap().release().unwrap());
@@ -573,9 +578,9 @@ fn the_rights_that_the_message_names_are_enough() {
     waiter.join();
     semaphore.add_permits(1).unwrap();
     semaphore.set_permits(1).unwrap();
-    let id = semaphore.with_lease(LONG).acquire().unwrap().into_id();
-    semaphore.update_lease_time(&id, UNIT).unwrap();
-    assert!(semaphore.try_acquire_for(SOON).unwrap().into_option().is_some());
+    let id = semaphore.with_lease(LONG_LEASE).acquire().unwrap().into_id();
+    semaphore.update_lease_time(&id, TIME_UNIT).unwrap();
+    assert!(semaphore.try_acquire_for(TIMEOUT).unwrap().into_option().is_some());
     assert!(semaphore.remaining_lease(&id).unwrap().is_none());
     assert_eq!(semaphore.permits().unwrap(), 1);
     assert!(semaphore.delete().unwrap());
@@ -596,10 +601,12 @@ fn a_permit_whose_reply_comes_after_a_shutdown_goes_back() {
         let semaphore = semaphore.clone();
         spawn(move || semaphore.acquire().map(drop))
     };
-    proxy.wait_fired(1, SOON);
+    proxy.wait_fired(1, TIMEOUT);
     let ending = spawn(move || client.shutdown());
     // A call for no permits sends no request.
-    wait_until("the client has ended for its callers", SOON, || semaphore.acquire_many(0).is_err());
+    wait_until("the client has ended for its callers", TIMEOUT, || {
+        semaphore.acquire_many(0).is_err()
+    });
     proxy.release();
     assert_eq!(acquirer.join().unwrap_err().kind(), ErrorKind::ShutDown);
     ending.join();

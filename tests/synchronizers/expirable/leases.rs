@@ -7,10 +7,10 @@ fn a_fixed_lease_ends_and_lets_the_waiter_in_without_a_message() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let semaphore = semaphore(&one, "fixed", 1);
-    let permit = semaphore.with_lease(LONG).acquire().unwrap();
-    assert!(permit.remaining() <= LONG && permit.remaining() > LONG / 2);
-    permit.check(LONG / 10).unwrap();
-    let error = permit.check(LONG * 2).unwrap_err();
+    let permit = semaphore.with_lease(LONG_LEASE).acquire().unwrap();
+    assert!(permit.remaining() <= LONG_LEASE && permit.remaining() > LONG_LEASE / 2);
+    permit.check(LONG_LEASE / 10).unwrap();
+    let error = permit.check(LONG_LEASE * 2).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::EndsTooSoon, "{error}");
     assert!(error.to_string().contains("take a longer lease"), "{error}");
     permit.release().unwrap();
@@ -25,7 +25,7 @@ fn a_fixed_lease_ends_and_lets_the_waiter_in_without_a_message() {
     assert!(after + Duration::from_millis(1) >= LEASE, "{after:?}: before the lease's end");
     // The waiter's next regular request would come after this time.
     assert!(after < Duration::from_secs(4), "{after:?}: it slept past the lease's end");
-    assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::LeaseExpired);
+    assert_eq!(lost.recv_timeout(TIMEOUT).unwrap(), LostReason::LeaseExpired);
     assert!(!permit.is_held() && permit.remaining().is_zero());
     assert_eq!(permit.check(Duration::ZERO).unwrap_err().kind(), ErrorKind::LeaseLost);
     let error = permit.release().unwrap_err();
@@ -41,34 +41,34 @@ fn a_fixed_lease_ends_and_lets_the_waiter_in_without_a_message() {
 #[test]
 fn the_watchdog_keeps_a_permit_beyond_its_lease_until_it_is_given_back() {
     let server = server();
-    let client = watched(&server, RENEWED);
+    let client = watched(&server, SHORT_LEASE);
     let semaphore = semaphore(&client, "watched", 2);
     let permits = semaphore.acquire_many(2).unwrap();
     let begun = Instant::now();
-    while begun.elapsed() < RENEWED * 3 / 2 {
+    while begun.elapsed() < SHORT_LEASE * 3 / 2 {
         assert!(permits.iter().all(|permit| permit.is_held() && !permit.remaining().is_zero()));
         assert_eq!(semaphore.available_permits().unwrap(), 0);
-        thread::sleep(UNIT / 4);
+        thread::sleep(TIME_UNIT / 4);
     }
     drop(permits);
     stays(&server, "watched", 2, 0);
     // The client must not renew a permit that was released.
     let before = Commands::so_far(&server).of("zadd");
-    thread::sleep(RENEWED / 2);
+    thread::sleep(SHORT_LEASE / 2);
     assert_eq!(Commands::so_far(&server).of("zadd"), before);
 }
 
 #[test]
 fn permits_that_are_due_together_are_renewed_together() {
     let server = server();
-    let client = watched(&server, RENEWED);
+    let client = watched(&server, SHORT_LEASE);
     let (one, other) = (semaphore(&client, "one", 60), semaphore(&client, "other", 60));
     let lock = client.reentrant_lock("a lock too");
     let _lock = lock.lock().unwrap();
     let permits = (one.acquire_many(60).unwrap(), other.acquire_many(60).unwrap());
     let before = Commands::so_far(&server);
     let (mut renewed, mut scripts) = (0, 0);
-    wait_until("each was renewed three times", SOON, || {
+    wait_until("each was renewed three times", TIMEOUT, || {
         let now = Commands::so_far(&server);
         renewed = now.of("zadd") - before.of("zadd");
         scripts = now.scripts() - before.scripts();
@@ -86,12 +86,12 @@ fn max_hold_bounds_a_renewed_permit() {
     let semaphore = semaphore(&client, "longest", 1);
     let permit = semaphore.acquire().unwrap();
     let lost = on_lost(&permit);
-    assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::LeaseExpired);
+    assert_eq!(lost.recv_timeout(TIMEOUT).unwrap(), LostReason::LeaseExpired);
     let error = permit.release().unwrap_err().to_string();
     assert!(error.contains("max_hold"), "{error}");
     // The guard counts its lease from before the request, so the server's lease ends slightly
     // later.
-    wait_until("it is back", SOON, || semaphore.available_permits().unwrap() == 1);
+    wait_until("it is back", TIMEOUT, || semaphore.available_permits().unwrap() == 1);
 }
 
 #[test]
@@ -99,27 +99,27 @@ fn a_lease_is_asked_for_and_made_longer_by_id() {
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "leases", 3);
-    let id = semaphore.with_lease(LONG).acquire().unwrap().into_id();
+    let id = semaphore.with_lease(LONG_LEASE).acquire().unwrap().into_id();
     let left = semaphore.remaining_lease(&id).unwrap().unwrap();
-    assert!(left <= LONG && left > LONG / 2, "{left:?}");
-    semaphore.update_lease_time(&id, LONG * 2).unwrap();
-    assert!(semaphore.remaining_lease(&id).unwrap().unwrap() > LONG);
+    assert!(left <= LONG_LEASE && left > LONG_LEASE / 2, "{left:?}");
+    semaphore.update_lease_time(&id, LONG_LEASE * 2).unwrap();
+    assert!(semaphore.remaining_lease(&id).unwrap().unwrap() > LONG_LEASE);
     semaphore.update_lease_time(&id, LEASE).unwrap();
     assert!(semaphore.remaining_lease(&id).unwrap().is_none_or(|left| left <= LEASE));
-    wait_until("it ends", SOON, || semaphore.remaining_lease(&id).unwrap().is_none());
+    wait_until("it ends", TIMEOUT, || semaphore.remaining_lease(&id).unwrap().is_none());
     assert_eq!(
-        semaphore.update_lease_time(&id, LONG).unwrap_err().kind(),
+        semaphore.update_lease_time(&id, LONG_LEASE).unwrap_err().kind(),
         ErrorKind::NotHeld,
         "what has ended is not revived"
     );
     assert!(!semaphore.try_release(&id).unwrap());
     // `update_lease_time` never shortens the lease of a guard, and the guard learns of a longer
     // lease.
-    let permit = semaphore.with_lease(LONG).acquire().unwrap();
-    semaphore.update_lease_time(&permit.id(), LONG * 2).unwrap();
-    permit.check(LONG).unwrap();
-    semaphore.update_lease_time(&permit.id(), UNIT).unwrap();
-    assert!(semaphore.remaining_lease(&permit.id()).unwrap().unwrap() > LONG);
+    let permit = semaphore.with_lease(LONG_LEASE).acquire().unwrap();
+    semaphore.update_lease_time(&permit.id(), LONG_LEASE * 2).unwrap();
+    permit.check(LONG_LEASE).unwrap();
+    semaphore.update_lease_time(&permit.id(), TIME_UNIT).unwrap();
+    assert!(semaphore.remaining_lease(&permit.id()).unwrap().unwrap() > LONG_LEASE);
     let error = semaphore.update_lease_time(&id, Duration::ZERO).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     permit.release().unwrap();
@@ -127,7 +127,10 @@ fn a_lease_is_asked_for_and_made_longer_by_id() {
     let permit = semaphore.acquire().unwrap();
     let id = permit.id();
     let () = server.connection().zadd(timeouts("leases"), id.as_bytes(), 1_000).unwrap();
-    assert_eq!(semaphore.update_lease_time(&id, LONG).unwrap_err().kind(), ErrorKind::NotHeld);
+    assert_eq!(
+        semaphore.update_lease_time(&id, LONG_LEASE).unwrap_err().kind(),
+        ErrorKind::NotHeld
+    );
     assert_eq!(permit.state(), HoldState::Lost(LostReason::Revoked));
     drop(permit);
     drop(semaphore.acquire_many(3).unwrap());
@@ -165,22 +168,22 @@ fn permits_are_given_back_by_their_ids() {
     assert_eq!(permit.state(), HoldState::Released);
     assert_eq!(permit.check(Duration::ZERO).unwrap_err().kind(), ErrorKind::NotHeld);
     assert_eq!(permit.release().unwrap_err().kind(), ErrorKind::NotHeld);
-    assert!(lost.recv_timeout(SOON).is_err(), "released is not lost");
+    assert!(lost.recv_timeout(TIMEOUT).is_err(), "released is not lost");
     stays(&server, "ids", 6, 0);
 }
 
 #[test]
 fn a_permit_that_others_give_back_is_lost_at_the_next_renewal() {
     let server = server();
-    let (one, other) = (watched(&server, RENEWED), client(&server));
+    let (one, other) = (watched(&server, SHORT_LEASE), client(&server));
     let semaphore = semaphore(&one, "others", 2);
     let (permit, second) = (semaphore.acquire().unwrap(), semaphore.acquire().unwrap());
     let lost = on_lost(&permit);
     other.expirable_semaphore("others").release(&permit.id()).unwrap();
-    assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
+    assert_eq!(lost.recv_timeout(TIMEOUT).unwrap(), LostReason::Revoked);
     assert!(!permit.is_held() && second.is_held());
     let late = on_lost(&permit);
-    assert_eq!(late.recv_timeout(SOON).unwrap(), LostReason::Revoked);
+    assert_eq!(late.recv_timeout(TIMEOUT).unwrap(), LostReason::Revoked);
     assert_eq!(permit.release().unwrap_err().kind(), ErrorKind::LeaseLost);
     drop(second);
     stays(&server, "others", 2, 0);
@@ -198,7 +201,7 @@ fn a_permit_that_is_left_outlives_its_client_and_comes_back_when_its_lease_ends(
     assert_eq!(gone.leave_to_expire().unwrap_err().kind(), ErrorKind::NotHeld);
     client.shutdown();
     let other = Client::connect(&server.url()).unwrap().expirable_semaphore("left");
-    wait_until("the shorter one is back", SOON, || other.available_permits().unwrap() == 1);
+    wait_until("the shorter one is back", TIMEOUT, || other.available_permits().unwrap() == 1);
     stays(&server, "left", 1, 1);
 }
 
@@ -208,14 +211,14 @@ fn a_waiter_of_another_process_sees_that_a_lease_was_made_shorter() {
     let [here, there] = [(); 2].map(|()| client(&server));
     let semaphore = semaphore(&here, "shorter", 1);
     // Without a message the waiter would send its next request after four seconds or more.
-    once_within(UNIT * 30, || {
-        let id = semaphore.with_lease(LONG).acquire().unwrap().into_id();
+    once_within(TIME_UNIT * 30, || {
+        let id = semaphore.with_lease(LONG_LEASE).acquire().unwrap().into_id();
         let waiting = there.expirable_semaphore("shorter");
         let waiter = spawn(move || waiting.acquire().unwrap().release().unwrap());
         wait_subscribed(&server, &channel("shorter"));
         waiter.wait_asleep();
         let begun = Instant::now();
-        semaphore.update_lease_time(&id, UNIT).unwrap();
+        semaphore.update_lease_time(&id, TIME_UNIT).unwrap();
         waiter.join();
         begun.elapsed()
     });
@@ -233,7 +236,7 @@ fn a_waiter_behind_a_granted_one_learns_when_the_next_lease_ends() {
     semaphore.acquire().unwrap().release().unwrap();
     // If the waiter did not know the end of the lease, it would send its next request after four
     // seconds or more.
-    once_within(UNIT * 30, || {
+    once_within(TIME_UNIT * 30, || {
         let held = semaphore.acquire().unwrap();
         let nobodys = semaphore.with_lease(LEASE * 2).acquire().unwrap().into_id();
         let acquire = || {

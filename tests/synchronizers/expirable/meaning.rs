@@ -92,19 +92,21 @@ fn a_bounded_or_cancelled_wait_ends_and_takes_nothing() {
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "bounded", 1);
-    let held = semaphore.try_acquire_for(SOON).unwrap().into_option().unwrap();
-    at_once(|| {
+    let held = semaphore.try_acquire_for(TIMEOUT).unwrap().into_option().unwrap();
+    woken_by_message(|| {
         let begun = Instant::now();
-        assert!(answered(|| semaphore.try_acquire_for(UNIT)).into_option().is_none());
-        assert!(answered(|| semaphore.try_acquire_until(begun + UNIT * 2)).into_option().is_none());
-        assert!(answered(|| semaphore.try_acquire_many_for(1, UNIT)).into_option().is_none());
+        assert!(answered(|| semaphore.try_acquire_for(TIME_UNIT)).into_option().is_none());
+        assert!(
+            answered(|| semaphore.try_acquire_until(begun + TIME_UNIT * 2)).into_option().is_none()
+        );
+        assert!(answered(|| semaphore.try_acquire_many_for(1, TIME_UNIT)).into_option().is_none());
         assert!(
             answered(|| semaphore.try_acquire_many_until(1, Instant::now()))
                 .into_option()
                 .is_none()
         );
         assert!(semaphore.acquire_within(Wait::NONE).unwrap().into_option().is_none());
-        assert!(begun.elapsed() >= UNIT * 3);
+        assert!(begun.elapsed() >= TIME_UNIT * 3);
     });
     let tokens: Vec<_> = (0..3).map(|_| CancelToken::new()).collect();
     let waiters: Vec<_> = tokens
@@ -118,19 +120,19 @@ fn a_bounded_or_cancelled_wait_ends_and_takes_nothing() {
         .collect();
     for at in [1, 0, 2] {
         tokens[at].cancel();
-        wait_until("it ends", SOON, || waiters[at].is_finished());
+        wait_until("it ends", TIMEOUT, || waiters[at].is_finished());
     }
     for waiter in waiters {
         assert_eq!(waiter.join().unwrap_err().kind(), ErrorKind::Cancelled);
     }
-    let wait = Wait::at_most(SOON).cancelled_by(&tokens[0]);
+    let wait = Wait::at_most(TIMEOUT).cancelled_by(&tokens[0]);
     let error = semaphore.acquire_within(wait).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled);
     held.release().unwrap();
-    let permit = semaphore.acquire_within(Wait::at_most(SOON)).unwrap().into_option().unwrap();
+    let permit = semaphore.acquire_within(Wait::at_most(TIMEOUT)).unwrap().into_option().unwrap();
     permit.release().unwrap();
     let several =
-        semaphore.acquire_many_within(1, Wait::at_most(SOON)).unwrap().into_option().unwrap();
+        semaphore.acquire_many_within(1, Wait::at_most(TIMEOUT)).unwrap().into_option().unwrap();
     assert_eq!(several.len(), 1);
     drop(several);
     stays(&server, "bounded", 1, 0);
@@ -156,7 +158,7 @@ fn a_shutdown_ends_all_waits_and_gives_everything_back() {
         assert_eq!(waiter.join().unwrap_err().kind(), ErrorKind::ShutDown);
     }
     for lost in lost {
-        assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::ShutDown);
+        assert_eq!(lost.recv_timeout(TIMEOUT).unwrap(), LostReason::ShutDown);
     }
     assert_eq!(stored(&server, "shut"), (3, 0));
     assert_eq!(held[0].state(), HoldState::Lost(LostReason::ShutDown));
@@ -194,11 +196,11 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
         semaphore.try_acquire().unwrap().into_option().is_none(),
         "nor does one that does not wait"
     );
-    thread::sleep(UNIT);
+    thread::sleep(TIME_UNIT);
     assert!(served.lock().unwrap().is_empty());
     for expected in [1, 2, 3, 3, 4] {
         semaphore.add_permits(1).unwrap();
-        wait_until("the next are served", SOON, || served.lock().unwrap().len() == expected);
+        wait_until("the next are served", TIMEOUT, || served.lock().unwrap().len() == expected);
     }
     waiters.into_iter().for_each(Running::join);
     assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3]);
@@ -211,7 +213,7 @@ fn a_release_wakes_a_waiter_of_another_client_at_once() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let semaphore = semaphore(&one, "awake", 1);
-    at_once(|| {
+    woken_by_message(|| {
         let permit = semaphore.acquire().unwrap();
         let waiting = other.expirable_semaphore("awake");
         let waiter = spawn(move || waiting.acquire().unwrap().release().unwrap());
@@ -233,7 +235,7 @@ fn a_permit_is_passed_within_the_process_unless_its_id_was_read() {
         // A permit is passed inside the process only during the process's turn. If this thread was
         // too late, the test tries again.
         let begun = Instant::now();
-        let goes_on = |tries: &u32| *tries < 20 || !is_read && begun.elapsed() < SOON;
+        let goes_on = |tries: &u32| *tries < 20 || !is_read && begun.elapsed() < TIMEOUT;
         let passed = (0..).take_while(goes_on).any(|_| {
             let permit = semaphore.acquire().unwrap();
             let first = ids();

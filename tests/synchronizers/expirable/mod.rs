@@ -23,7 +23,7 @@ use redlatch::{
 use redlatch_testkit::{Action, Direction, Job, Proxy, Server, Worker};
 
 /// A lease whose end a test waits for.
-const LEASE: Duration = Duration::from_millis(5 * UNIT.as_millis() as u64);
+const LEASE: Duration = Duration::from_millis(5 * TIME_UNIT.as_millis() as u64);
 
 /// The channel of a name without braces.
 fn channel(name: &str) -> String {
@@ -53,11 +53,11 @@ fn stored(server: &Server, name: &str) -> (i64, i64) {
 /// some time.
 #[track_caller]
 fn stays(server: &Server, name: &str, free: i64, out: i64) {
-    wait_until(&format!("{free} are free of {name:?}, {out} out"), SOON, || {
+    wait_until(&format!("{free} are free of {name:?}, {out} out"), TIMEOUT, || {
         stored(server, name) == (free, out)
     });
     // Time must pass here: a second release or take would come late.
-    thread::sleep(UNIT * 2);
+    thread::sleep(TIME_UNIT * 2);
     assert_eq!(stored(server, name), (free, out), "{name:?}, later");
 }
 

@@ -22,7 +22,7 @@ fn hold(job: &Job) {
     let ids: Vec<_> = permits.iter().map(|permit| permit.id().to_string()).collect();
     job.say(&format!("has {}", ids.join(" ")));
     let _ = job.wait_line();
-    let why = lost[0].recv_timeout(SOON);
+    let why = lost[0].recv_timeout(TIMEOUT);
     job.say(&format!("lost {why:?} held {}", permits[0].is_held()));
     let _ = job.wait_line();
 }
@@ -30,7 +30,7 @@ fn hold(job: &Job) {
 /// Takes and gives back permits until the test ends the process. A separate key counts the holders.
 fn contend(job: &Job) {
     const PERMITS: u32 = 3;
-    let client = Client::builder(job.arg(0)).watchdog_timeout(LONG).connect().unwrap();
+    let client = Client::builder(job.arg(0)).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let grants: [Arc<AtomicU64>; 3] = Default::default();
     let threads: Vec<_> = (0..3)
@@ -47,9 +47,11 @@ fn contend(job: &Job) {
                     let taken = match random.below(6) {
                         0 => semaphore.try_acquire_many(need).unwrap().into_option(),
                         1 => if_answered(semaphore.try_acquire_many_for(need, wait)),
-                        2 => {
-                            semaphore.with_lease(LONG).try_acquire_many(need).unwrap().into_option()
-                        }
+                        2 => semaphore
+                            .with_lease(LONG_LEASE)
+                            .try_acquire_many(need)
+                            .unwrap()
+                            .into_option(),
                         _ => Some(semaphore.acquire_many(need).unwrap()),
                     };
                     let Some(permits) = taken else { continue };
@@ -70,7 +72,7 @@ fn contend(job: &Job) {
         .collect();
     job.say("starts");
     let so_far = || grants.each_ref().map(|count| count.load(Ordering::SeqCst));
-    wait_until("nobody starves", SOON, || so_far().iter().all(|grants| *grants >= 10));
+    wait_until("nobody starves", TIMEOUT, || so_far().iter().all(|grants| *grants >= 10));
     job.say("each has had some");
     let _ = job.wait_line();
     stop.store(true, Ordering::SeqCst);
@@ -95,20 +97,20 @@ fn no_more_permits_are_out_than_exist_and_none_is_lost() {
         })
         .collect();
     for worker in &mut workers {
-        worker.expect_line("starts", SOON);
+        worker.expect_line("starts", TIMEOUT);
     }
     for worker in &mut workers {
-        worker.expect_line("each has had some", SOON * 2);
+        worker.expect_line("each has had some", TIMEOUT * 2);
     }
     // The threads contend for this time, and try many interleavings.
-    thread::sleep(UNIT * 15);
+    thread::sleep(TIME_UNIT * 15);
     for worker in &mut workers {
         worker.send_line("stop");
     }
     for worker in &mut workers {
-        let grants = worker.expect_line("grants", SOON);
+        let grants = worker.expect_line("grants", TIMEOUT);
         println!("{grants}");
-        worker.expect_line("ended", SOON);
+        worker.expect_line("ended", TIMEOUT);
     }
     stays(&server, "most", 3, 0);
     assert_eq!(semaphore.permits().unwrap(), 3);
@@ -121,7 +123,7 @@ fn holder(server: &Server, name: &str, permits: u32, lease: Duration) -> (Worker
         "holder",
         &[&server.url(), name, &permits, &lease],
     );
-    let ids = worker.expect_line("has", SOON);
+    let ids = worker.expect_line("has", TIMEOUT);
     (worker, ids.split(' ').map(|id| id.parse().unwrap()).collect())
 }
 
@@ -130,13 +132,15 @@ fn the_permits_of_a_killed_process_come_back_when_their_leases_end_and_not_befor
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "killed", 3);
-    let lease = RENEWED;
+    let lease = SHORT_LEASE;
     let (mut dead, ids) = holder(&server, "killed", 2, lease);
     let (_alive, living) = holder(&server, "killed", 1, lease);
     let left = |id: &PermitId| semaphore.remaining_lease(id).unwrap().expect("it is renewed");
     for id in [&ids[0], &living[0]] {
         let mut last = left(id);
-        wait_until("both are renewed", SOON, || left(id) > std::mem::replace(&mut last, left(id)));
+        wait_until("both are renewed", TIMEOUT, || {
+            left(id) > std::mem::replace(&mut last, left(id))
+        });
     }
     assert_eq!(semaphore.available_permits().unwrap(), 0);
     dead.sigkill();
@@ -146,7 +150,7 @@ fn the_permits_of_a_killed_process_come_back_when_their_leases_end_and_not_befor
     let waiter = spawn(move || (waiting.acquire_many(2).unwrap(), Instant::now()));
     let (permits, entered) = waiter.join();
     let after = entered - killed;
-    assert!(after + UNIT / 2 >= left, "after {after:?} of {left:?}");
+    assert!(after + TIME_UNIT / 2 >= left, "after {after:?} of {left:?}");
     assert!(
         semaphore.remaining_lease(&living[0]).unwrap().is_some(),
         "a living process keeps its own"
@@ -161,14 +165,14 @@ fn a_process_gives_back_the_permit_of_another_process_by_id() {
     let server = server();
     let client = client(&server);
     let semaphore = semaphore(&client, "handed", 1);
-    let (mut worker, ids) = holder(&server, "handed", 1, RENEWED);
+    let (mut worker, ids) = holder(&server, "handed", 1, SHORT_LEASE);
     let waiting = semaphore.clone();
     let waiter = spawn(move || waiting.acquire().unwrap());
     wait_subscribed(&server, &channel("handed"));
     semaphore.release(&ids[0]).unwrap();
     assert!(waiter.join().is_held());
     worker.send_line("look");
-    assert_eq!(worker.expect_line("lost", SOON), "Ok(Revoked) held false");
+    assert_eq!(worker.expect_line("lost", TIMEOUT), "Ok(Revoked) held false");
 }
 
 #[test]
@@ -181,7 +185,7 @@ fn a_stopped_process_learns_that_its_permit_is_anothers() {
     let permit = semaphore.acquire().unwrap();
     worker.sigcont();
     worker.send_line("look");
-    assert_eq!(worker.expect_line("lost", SOON), "Ok(LeaseExpired) held false");
+    assert_eq!(worker.expect_line("lost", TIMEOUT), "Ok(LeaseExpired) held false");
     assert!(permit.is_held());
     permit.release().unwrap();
     stays(&server, "stopped", 1, 0);

@@ -25,7 +25,7 @@ fn the_keys_and_the_messages_are_redissons() {
         let out: Vec<(Vec<u8>, u64)> = redis.zrange_withscores(timeouts, 0, -1).unwrap();
         let id = permit.id();
         assert_eq!(out[0].0, id.as_bytes());
-        let ends = before + u64::try_from(LONG.as_millis()).unwrap();
+        let ends = before + u64::try_from(LONG_LEASE.as_millis()).unwrap();
         assert!((ends..ends + 10_000).contains(&out[0].1), "{} {ends}", out[0].1);
         assert_eq!((pttl(&mut redis, name), pttl(&mut redis, timeouts)), (-1, -1));
         permit.release().unwrap();
@@ -152,7 +152,7 @@ fn redisson_4_and_we_share_permits_and_give_back_each_others() {
     let mut java = Redisson::new(&server, "java");
     java.set_permits_4(3);
     let [a, b] = [1, 2].map(|it| PermitId::from_bytes([it; 16]));
-    java.acquire_4(&[a, b], Some(LONG)).unwrap();
+    java.acquire_4(&[a, b], Some(LONG_LEASE)).unwrap();
     let ours = semaphore.acquire().unwrap();
     // All permits are taken, so Redisson gets none. The reply contains the end of the first lease.
     let next = java.acquire_4(&[PermitId::from_bytes([9; 16])], None).unwrap_err().unwrap();
@@ -164,17 +164,17 @@ fn redisson_4_and_we_share_permits_and_give_back_each_others() {
     assert!(java.release_4(&ours.id()));
     assert!(!java.release_4(&ours.id()));
     assert_eq!(ours.release().unwrap_err().kind(), ErrorKind::LeaseLost);
-    assert!(semaphore.remaining_lease(&b).unwrap().unwrap() > LONG / 2);
+    assert!(semaphore.remaining_lease(&b).unwrap().unwrap() > LONG_LEASE / 2);
     semaphore.update_lease_time(&b, LEASE).unwrap();
-    assert!(java.update_lease_time_4(&b, LONG));
-    assert!(semaphore.remaining_lease(&b).unwrap().unwrap() > LONG / 2);
+    assert!(java.update_lease_time_4(&b, LONG_LEASE));
+    assert!(semaphore.remaining_lease(&b).unwrap().unwrap() > LONG_LEASE / 2);
     assert!(java.release_4(&b));
     // A permit without a lease stays taken for ever.
     java.acquire_4(&[a], None).unwrap();
     assert_eq!(semaphore.remaining_lease(&a).unwrap(), Some(Duration::MAX));
     semaphore.update_lease_time(&a, LEASE).unwrap();
     // The lease ends, and the next client gets the permit. A late release does not take it away.
-    let all = semaphore.try_acquire_many_for(3, SOON).unwrap().into_option().unwrap();
+    let all = semaphore.try_acquire_many_for(3, TIMEOUT).unwrap().into_option().unwrap();
     assert!(!java.release_4(&a) && java.available_4() == 0);
     drop(all);
     semaphore.set_permits(2).unwrap();
@@ -190,7 +190,7 @@ fn redisson_3_and_we_share_permits_and_their_leases_end_for_both() {
     let client = client(&server);
     let semaphore = semaphore(&client, "java", 2);
     let mut java = Redisson::new(&server, "java");
-    java.acquire_3(TEXT_ID, Some(LONG)).unwrap();
+    java.acquire_3(TEXT_ID, Some(LONG_LEASE)).unwrap();
     let ours = semaphore.acquire().unwrap();
     assert!(java.acquire_3("another", None).unwrap_err().is_some());
     assert!(semaphore.try_acquire().unwrap().into_option().is_none());
@@ -203,11 +203,11 @@ fn redisson_3_and_we_share_permits_and_their_leases_end_for_both() {
     stays(&server, "java", 2, 0);
     // When the leases end, the permits are free for both libraries.
     java.acquire_3(TEXT_ID, Some(LEASE)).unwrap();
-    drop(semaphore.try_acquire_many_for(2, SOON).unwrap().into_option().unwrap());
+    drop(semaphore.try_acquire_many_for(2, TIMEOUT).unwrap().into_option().unwrap());
     stays(&server, "java", 2, 0);
     let short = semaphore.with_lease(LEASE).acquire_many(2).unwrap();
-    wait_until("it gets one", SOON, || java.acquire_3(TEXT_ID, Some(LONG)).is_ok());
-    wait_until("the guards know", SOON, || !short.iter().any(ExpirablePermit::is_held));
+    wait_until("it gets one", TIMEOUT, || java.acquire_3(TEXT_ID, Some(LONG_LEASE)).is_ok());
+    wait_until("the guards know", TIMEOUT, || !short.iter().any(ExpirablePermit::is_held));
     assert!(java.release_3(TEXT_ID.as_bytes()));
     drop(short);
     // Redisson's request has freed no more permits than it needed.
@@ -223,7 +223,7 @@ fn a_java_services_release_wakes_our_waiter_and_our_release_is_published_to_it()
     let semaphore = semaphore(&client, "java", 1);
     let mut java = Redisson::new(&server, "java");
     for version in [3, 4] {
-        at_once(|| {
+        woken_by_message(|| {
             let id: PermitId = TEXT_ID.parse().unwrap();
             if version == 3 {
                 java.acquire_3(TEXT_ID, None).unwrap();
@@ -259,7 +259,7 @@ fn the_client_that_finds_an_ended_lease_tells_the_waiters() {
     let mut connection = server.connection();
     let mut subscriber = connection.as_pubsub();
     subscriber.subscribe(channel("found")).unwrap();
-    wait_until("it ends", SOON, || semaphore.remaining_lease(&ids[0]).unwrap().is_none());
+    wait_until("it ends", TIMEOUT, || semaphore.remaining_lease(&ids[0]).unwrap().is_none());
     assert_eq!(stored(&server, "found"), (1, 2), "a question changes nothing");
     assert_eq!(semaphore.available_permits().unwrap(), 3);
     let permit = semaphore.try_acquire().unwrap().into_option().unwrap();
@@ -270,7 +270,7 @@ fn the_client_that_finds_an_ended_lease_tells_the_waiters() {
     assert_eq!(subscriber.get_message().unwrap().get_payload::<i32>().unwrap(), 3);
     // A release also frees permits whose leases have ended, even the permit that the release names.
     let lapsed = semaphore.with_lease(LEASE).acquire().unwrap().into_id();
-    wait_until("it ends", SOON, || semaphore.remaining_lease(&lapsed).unwrap().is_none());
+    wait_until("it ends", TIMEOUT, || semaphore.remaining_lease(&lapsed).unwrap().is_none());
     assert!(!semaphore.try_release(&lapsed).unwrap());
     assert_eq!(subscriber.get_message().unwrap().get_payload::<i32>().unwrap(), 3);
     stays(&server, "found", 3, 0);
@@ -280,15 +280,15 @@ fn the_client_that_finds_an_ended_lease_tells_the_waiters() {
 fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
     let server = server();
     // At least two thirds of the lease are left, which is 6 s.
-    let client = watched(&server, RENEWED * 3);
+    let client = watched(&server, SHORT_LEASE * 3);
     let semaphore = semaphore(&client, "skewed", 2);
     let permit = semaphore.acquire().unwrap();
     let mut java = Redisson::new(&server, "skewed");
     java.ahead = 2_000;
     let begun = Instant::now();
-    while begun.elapsed() < UNIT * 45 {
+    while begun.elapsed() < TIME_UNIT * 45 {
         assert_eq!(java.available_4(), 1);
-        thread::sleep(UNIT);
+        thread::sleep(TIME_UNIT);
     }
     permit.check(Duration::from_secs(2)).unwrap();
     // If Redisson's clock is further ahead, Redisson takes the permit away, and the guard reports
@@ -296,7 +296,7 @@ fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
     let lost = on_lost(&permit);
     java.ahead = 10_000;
     assert_eq!(java.available_4(), 2);
-    assert_eq!(lost.recv_timeout(SOON).unwrap(), LostReason::Revoked);
+    assert_eq!(lost.recv_timeout(TIMEOUT).unwrap(), LostReason::Revoked);
     // If Redisson's clock is behind, the leases of its permits have ended by the server's clock, so
     // these permits are free.
     java.ahead = -10_000;

@@ -27,11 +27,11 @@ fn a_count_down_counts_once_if_requests_or_replies_are_lost() {
         }
         fired += times;
         left -= 1;
-        proxy.wait_fired(fired, SOON);
+        proxy.wait_fired(fired, TIMEOUT);
         proxy.release();
         stays(&server, "counted", left);
     }
-    assert!(!latch.wait_for(SOON).unwrap().timed_out());
+    assert!(!latch.wait_for(TIMEOUT).unwrap().timed_out());
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn a_late_copy_does_not_count_against_the_next_count() {
     assert!(latch.count_down().is_err());
     let other = crate::common::client(&server).count_down_latch("anew");
     assert!(other.try_set_count(2).unwrap());
-    proxy.wait_fired(3, SOON);
+    proxy.wait_fired(3, TIMEOUT);
     stays(&server, "anew", 2);
 }
 
@@ -83,7 +83,7 @@ fn a_frozen_servers_count_downs_are_counted_once_it_goes_on() {
         errors.iter().filter(|error| error.contains("repeated in the background")).count();
     let not = errors.iter().filter(|error| error.contains("nothing was counted")).count();
     assert_eq!(counted + not, 3, "{errors:?}");
-    is_clear(&latch.wait_for(UNIT).unwrap_err(), "frozen", "the server");
+    is_clear(&latch.wait_for(TIME_UNIT).unwrap_err(), "frozen", "the server");
     server.resume();
     stays(&server, "frozen", 5 - i64::try_from(counted).unwrap());
 }
@@ -99,7 +99,7 @@ fn counts_with_connections_cut_at_any_moment_are_exact() {
     let total = 1_000_000_u64;
     let latch = latch(&quiet, "cut", total);
     let counted = Arc::new(AtomicU64::new(0));
-    let (least, over) = (Instant::now() + UNIT * 25, Arc::new(AtomicBool::new(false)));
+    let (least, over) = (Instant::now() + TIME_UNIT * 25, Arc::new(AtomicBool::new(false)));
     let threads: Vec<_> = (0..4_usize)
         .map(|at| {
             let latch = clients[at % 2].count_down_latch("cut");
@@ -115,7 +115,7 @@ fn counts_with_connections_cut_at_any_moment_are_exact() {
             })
         })
         .collect();
-    wait_until("many are counted", SOON, || {
+    wait_until("many are counted", TIMEOUT, || {
         proxies[usize::try_from(random.below(2)).unwrap()].cut_all();
         thread::sleep(Duration::from_micros(random.below(15_000)));
         counted.load(Ordering::SeqCst) > 50 && Instant::now() > least
@@ -137,7 +137,7 @@ fn an_opening_in_the_subscribers_absence_is_not_missed() {
         let () = redis::cmd("CLIENT").arg(&["KILL", "TYPE", "pubsub"]).query(&mut redis).unwrap();
     };
     for round in 0..6 {
-        at_once(|| {
+        woken_by_message(|| {
             let latch = latch(&opens, "absence", 1);
             let waiters = waiters(&waits.count_down_latch("absence"), 3);
             wait_subscribed(&server, &channel("absence"));
@@ -168,7 +168,7 @@ fn waiters_go_on_when_the_servers_data_is_gone() {
             .collect();
         // A sleeping thread may still wait for a reply, and would then get an error when the server
         // disappears. So the test waits until each process has sent its two requests.
-        wait_until("all have asked", SOON, || Commands::so_far(&server).of("get") >= before + 4);
+        wait_until("all have asked", TIMEOUT, || Commands::so_far(&server).of("get") >= before + 4);
         match way {
             "FLUSHALL" => {
                 let () = redis::cmd("FLUSHALL").query(&mut server.connection()).unwrap();
@@ -196,7 +196,7 @@ fn a_key_that_is_no_latch_is_left_as_it_is() {
         let errors = [
             latch.delete().map(drop).unwrap_err(),
             latch.wait().unwrap_err(),
-            refused(|| latch.wait_for(UNIT)),
+            refused(|| latch.wait_for(TIME_UNIT)),
             latch.count().unwrap_err(),
             latch.count_down().unwrap_err(),
         ];
@@ -241,7 +241,7 @@ fn without_memory_the_last_count_down_fails_clearly_and_opens_the_latch_later() 
     limit("1");
     is_clear(&latch.count_down().unwrap_err(), "memory", "nothing was counted");
     assert_eq!(latch.count().unwrap(), 2);
-    assert!(answered(|| latch.wait_for(UNIT)).timed_out());
+    assert!(answered(|| latch.wait_for(TIME_UNIT)).timed_out());
     limit("0");
     latch.count_down().unwrap();
     latch.count_down().unwrap();

@@ -38,7 +38,7 @@ fn waiters(latch: &CountDownLatch, count: usize) -> Vec<Running<Instant>> {
             })
         })
         .collect();
-    wait_until("they sleep", SOON, || {
+    wait_until("they sleep", TIMEOUT, || {
         waiters.iter().for_each(Running::wait_asleep);
         true
     });
@@ -50,9 +50,9 @@ fn waiters(latch: &CountDownLatch, count: usize) -> Vec<Running<Instant>> {
 fn stays(server: &Server, name: &str, count: i64) {
     let mut redis = server.connection();
     let mut now = || redis.get::<_, Option<i64>>(name).unwrap().unwrap_or(0);
-    wait_until(&format!("the count is {count}, not {}", now()), SOON, || now() == count);
+    wait_until(&format!("the count is {count}, not {}", now()), TIMEOUT, || now() == count);
     // Time must pass here: a second count-down would come late.
-    thread::sleep(UNIT * 2);
+    thread::sleep(TIME_UNIT * 2);
     assert_eq!(now(), count, "{name:?}, later");
 }
 
@@ -94,7 +94,7 @@ fn a_latch_opens_at_zero_and_may_be_set_anew() {
             let begun = Instant::now();
             latch.count_down().unwrap();
             assert_eq!(latch.count().unwrap(), left);
-            assert!(begun.elapsed() < SOON);
+            assert!(begun.elapsed() < TIMEOUT);
         }
         for waiter in waiters {
             waiter.join();
@@ -151,7 +151,7 @@ fn an_empty_name_is_an_error() {
 fn a_delete_lets_everybody_go() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
-    at_once(|| {
+    woken_by_message(|| {
         let latch = latch(&one, "deleted", 5);
         let same = other.count_down_latch("deleted");
         let waiters: Vec<_> =
@@ -174,11 +174,11 @@ fn a_bounded_wait_ends_at_its_deadline() {
         .map(|_| {
             let latch = latch.clone();
             spawn(move || {
-                at_once(|| {
+                woken_by_message(|| {
                     let begun = Instant::now();
-                    assert!(answered(|| latch.wait_for(UNIT * 2)).timed_out());
-                    assert!(answered(|| latch.wait_within(begun + UNIT * 3)).timed_out());
-                    assert!(begun.elapsed() >= UNIT * 3);
+                    assert!(answered(|| latch.wait_for(TIME_UNIT * 2)).timed_out());
+                    assert!(answered(|| latch.wait_within(begun + TIME_UNIT * 3)).timed_out());
+                    assert!(begun.elapsed() >= TIME_UNIT * 3);
                 });
             })
         })
@@ -188,7 +188,7 @@ fn a_bounded_wait_ends_at_its_deadline() {
     }
     // The leader gives up, and the thread behind it gets the message.
     let short = latch.clone();
-    let short = spawn(move || answered(|| short.wait_for(UNIT * 2)));
+    let short = spawn(move || answered(|| short.wait_for(TIME_UNIT * 2)));
     short.wait_asleep();
     let rest = waiters(&latch, 3);
     assert!(short.join().timed_out());
@@ -206,7 +206,7 @@ fn a_call_that_does_not_wait_asks_the_server_though_others_wait() {
     let waiter = waiters(&latch, 1).remove(0);
     // The waiter sends a second request when its client has subscribed. After that it sends nothing
     // for some seconds.
-    wait_until("it has asked twice", SOON, || Commands::so_far(&server).of("get") >= set + 2);
+    wait_until("it has asked twice", TIMEOUT, || Commands::so_far(&server).of("get") >= set + 2);
     waiter.wait_queued();
     assert!(answered(|| latch.wait_for(Duration::ZERO)).timed_out());
     // No message is sent, so a waiter notices the open latch only at its next request.
@@ -230,7 +230,7 @@ fn a_wait_that_does_not_wait_does_not_subscribe() {
         assert!(answered(|| latch.wait_for(Duration::ZERO)).timed_out());
     }
     // Time must pass here, because an unwanted message would come within this time.
-    thread::sleep(UNIT);
+    thread::sleep(TIME_UNIT);
     let after = Commands::so_far(&server);
     assert_eq!(after.of("get") - before.of("get"), 3);
     assert_eq!(after.of("subscribe"), before.of("subscribe"));
@@ -253,7 +253,7 @@ fn a_cancel_and_a_shutdown_end_waits() {
         .collect();
     for at in [1, 0] {
         tokens[at].cancel();
-        wait_until("it ends", SOON, || waits[at].is_finished());
+        wait_until("it ends", TIMEOUT, || waits[at].is_finished());
     }
     let mut waits = waits.into_iter();
     for _ in 0..2 {
@@ -336,7 +336,7 @@ fn a_hundred_waiters_cost_one_subscription_and_one_command() {
     let set = Commands::so_far(&server).of("get");
     let waiters = waiters(&latch, 100);
     // The leader asks again when its client listens.
-    wait_until("it has asked twice", SOON, || Commands::so_far(&server).of("get") >= set + 2);
+    wait_until("it has asked twice", TIMEOUT, || Commands::so_far(&server).of("get") >= set + 2);
     let mut redis = server.connection();
     let (_, listeners): (String, u64) =
         redis::cmd("PUBSUB").arg("NUMSUB").arg(channel("many")).query(&mut redis).unwrap();
@@ -408,10 +408,10 @@ fn processes_report_ready_and_are_started_together() {
         (0..3).map(|_| Worker::spawn_test("latch::worker", "worker", &[&server.url()])).collect();
     ready.wait().unwrap();
     for worker in &mut workers {
-        assert_eq!(worker.try_line(UNIT), None);
+        assert_eq!(worker.try_line(TIME_UNIT), None);
     }
     start.count_down().unwrap();
     for worker in &mut workers {
-        worker.expect_line("started", SOON);
+        worker.expect_line("started", TIMEOUT);
     }
 }

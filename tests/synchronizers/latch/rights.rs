@@ -77,7 +77,7 @@ fn the_rights_that_the_message_names_are_enough() {
     user.set(&["-@all"]);
     let error = client.count_down_latch("rights").count_down().unwrap_err().to_string();
     user.set_as_said(&error, "a latch", "rights");
-    at_once(|| {
+    woken_by_message(|| {
         let latch = latch(&user.client(), "rights", 2);
         let waiting = user.client().count_down_latch("rights");
         let waiter = spawn(move || waiting.wait().unwrap());

@@ -42,18 +42,18 @@ fn the_key_and_the_messages_are_redissons() {
 #[test]
 fn a_java_services_last_count_down_wakes_and_another_message_does_not() {
     let server = server();
-    at_once(|| {
+    woken_by_message(|| {
         let latch = latch(&client(&server), "java", 2);
         let asked = || Commands::so_far(&server).of("get");
         let set = asked();
         let waiters = waiters(&latch, 3);
         // The waiter asks again when its client listens.
-        wait_until("it has asked twice", SOON, || asked() >= set + 2);
+        wait_until("it has asked twice", TIMEOUT, || asked() >= set + 2);
         let mut redis = server.connection();
         for message in ["1", "7", "x", "", "00"] {
             let before = asked();
             let () = redis.publish(channel("java"), message).unwrap();
-            wait_until("it has asked", SOON, || asked() > before);
+            wait_until("it has asked", TIMEOUT, || asked() > before);
             waiters.iter().for_each(Running::wait_asleep);
         }
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
@@ -76,25 +76,25 @@ fn a_java_services_last_count_down_wakes_and_another_message_does_not() {
 #[test]
 fn a_late_message_of_the_count_before_does_not_open_the_next() {
     let server = server();
-    at_once(|| {
+    woken_by_message(|| {
         let proxy = Proxy::before(&server);
         let late = Client::connect(&proxy.url()).unwrap();
         let other = client(&server).count_down_latch("late");
         let latch = latch(&late, "late", 1);
         // The client subscribes here, and remains subscribed for some time after the wait.
-        assert!(answered(|| latch.wait_for(UNIT)).timed_out());
+        assert!(answered(|| latch.wait_for(TIME_UNIT)).timed_out());
         proxy.on(Direction::Reply, 1, Action::HoldReply, |bytes| {
             contains(bytes, "message") && contains(bytes, "latch__channel__{late}")
         });
         other.count_down().unwrap();
-        proxy.wait_fired(1, SOON);
+        proxy.wait_fired(1, TIMEOUT);
         assert!(other.try_set_count(1).unwrap());
         let waiter = waiters(&latch, 1).remove(0);
         let before = Commands::so_far(&server).of("get");
         proxy.release();
         // Each of the two messages makes the waiter send one request.
-        wait_until("it asks", SOON, || Commands::so_far(&server).of("get") > before);
-        thread::sleep(UNIT);
+        wait_until("it asks", TIMEOUT, || Commands::so_far(&server).of("get") > before);
+        thread::sleep(TIME_UNIT);
         assert!(!waiter.is_finished());
         other.count_down().unwrap();
         waiter.join();
@@ -114,12 +114,12 @@ fn another_databases_latch_of_the_name_opens_nothing() {
     let mut asked = Commands::so_far(&server).of("get");
     // The message of the other latch comes on the same channel, and makes a waiter send at most one
     // request.
-    wait_until("they wait again", SOON, || {
+    wait_until("they wait again", TIMEOUT, || {
         waiting.iter().for_each(Running::wait_asleep);
         let now = Commands::so_far(&server).of("get");
         std::mem::replace(&mut asked, now) == now
     });
-    thread::sleep(UNIT);
+    thread::sleep(TIME_UNIT);
     assert!(waiting.iter().all(|waiter| !waiter.is_finished()));
     assert_eq!(here.count().unwrap(), 3);
     (0..3).for_each(|_| here.count_down().unwrap());
@@ -154,7 +154,7 @@ fn the_message_of_an_open_latch_costs_one_question() {
     let set = Commands::so_far(&server).of("get");
     let waiter = waiters(&latch, 1).remove(0);
     // The waiter asks again when its client listens.
-    wait_until("it has asked twice", SOON, || Commands::so_far(&server).of("get") >= set + 2);
+    wait_until("it has asked twice", TIMEOUT, || Commands::so_far(&server).of("get") >= set + 2);
     wait_subscribed(&server, &channel(name));
     let before = Commands::so_far(&server).of("get");
     other.count_down().unwrap();

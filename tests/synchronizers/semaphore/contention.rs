@@ -31,7 +31,7 @@ fn worker() {
         .collect();
     job.say("starts");
     let so_far = || grants.each_ref().map(|count| count.load(Ordering::SeqCst));
-    wait_until("nobody starves", SOON, || so_far().iter().all(|grants| *grants >= 10));
+    wait_until("nobody starves", TIMEOUT, || so_far().iter().all(|grants| *grants >= 10));
     job.say("each has had some");
     let _ = job.wait_line();
     stop.store(true, Ordering::SeqCst);
@@ -60,20 +60,20 @@ fn no_more_permits_are_out_than_exist_and_none_is_lost() {
         })
         .collect();
     for worker in &mut workers {
-        worker.expect_line("starts", SOON);
+        worker.expect_line("starts", TIMEOUT);
     }
     for worker in &mut workers {
-        worker.expect_line("each has had some", SOON * 2);
+        worker.expect_line("each has had some", TIMEOUT * 2);
     }
     // The threads contend for this time, and try many interleavings.
-    thread::sleep(UNIT * 15);
+    thread::sleep(TIME_UNIT * 15);
     for worker in &mut workers {
         worker.send_line("stop");
     }
     for worker in &mut workers {
-        let grants = worker.expect_line("grants", SOON);
+        let grants = worker.expect_line("grants", TIMEOUT);
         println!("{grants}");
-        worker.expect_line("ended", SOON);
+        worker.expect_line("ended", TIMEOUT);
     }
     stays(&server, "most", 3);
     assert_eq!(semaphore.available_permits().unwrap(), 3);
@@ -117,12 +117,12 @@ fn a_process_that_keeps_acquiring_does_not_starve_another() {
     let greedy = spawn(move || {
         while !stopped.load(Ordering::SeqCst) {
             let permit = mine.acquire().unwrap();
-            thread::sleep(UNIT / 2);
+            thread::sleep(TIME_UNIT / 2);
             drop(permit);
         }
     });
     for round in 0..5 {
-        let permit = theirs.try_acquire_for(SOON / 4).unwrap();
+        let permit = theirs.try_acquire_for(TIMEOUT / 4).unwrap();
         assert!(permit.into_option().is_some(), "round {round}");
     }
     stop.store(true, Ordering::SeqCst);
@@ -145,7 +145,7 @@ fn a_process_that_only_tries_goes_behind_one_that_waits() {
         while !stopped.load(Ordering::SeqCst) {
             let Taken(permit) = mine.try_acquire().unwrap() else { continue };
             count.fetch_add(1, Ordering::SeqCst);
-            thread::sleep(UNIT / 100);
+            thread::sleep(TIME_UNIT / 100);
             drop(permit);
         }
     });
@@ -157,7 +157,7 @@ fn a_process_that_only_tries_goes_behind_one_that_waits() {
         let permit = theirs.acquire().unwrap();
         most = most.max(taken.load(Ordering::SeqCst) - before);
         waits += 1;
-        thread::sleep(UNIT / 100);
+        thread::sleep(TIME_UNIT / 100);
         drop(permit);
     }
     stop.store(true, Ordering::SeqCst);

@@ -58,7 +58,7 @@ fn an_acquire_of_unknown_outcome_is_an_error_and_the_permits_come_back() {
     on_release(&proxy, "unknown", 3, Action::LoseReply);
     on_release(&proxy, "unknown", 2, Action::LoseRequest);
     assert!(semaphore.acquire_many(3).is_err());
-    proxy.wait_fired(fired + 7, SOON);
+    proxy.wait_fired(fired + 7, TIMEOUT);
     stays(&server, "unknown", 5);
     drop(semaphore.acquire_many(5).unwrap());
 }
@@ -78,7 +78,7 @@ fn names_that_share_the_record_of_requests_lose_no_permit() {
     proxy.on(Direction::Request, 3, Action::LoseRequest, of_plain);
     assert!(plain.acquire().is_err());
     drop(braced.acquire().unwrap());
-    proxy.wait_fired(4, SOON);
+    proxy.wait_fired(4, TIMEOUT);
     stays(&server, "shared", 5);
     stays(&server, "{shared}", 5);
 }
@@ -123,7 +123,7 @@ fn permits_are_given_back_once_if_requests_or_replies_are_lost() {
                 is_clear(&error, "released", "given back in the background");
             }
             fired += times;
-            proxy.wait_fired(fired, SOON);
+            proxy.wait_fired(fired, TIMEOUT);
             proxy.release();
             stays(&server, "released", 5);
         }
@@ -165,7 +165,7 @@ fn a_frozen_server_is_an_error_in_time_and_its_late_changes_are_undone() {
     for round in 0..3 {
         server.pause();
         let begun = Instant::now();
-        let threads: Vec<_> = (0..CROWD)
+        let threads: Vec<_> = (0..MANY_THREADS)
             .map(|_| {
                 let semaphore = semaphore.clone();
                 spawn(move || semaphore.acquire_many(2).map(drop).unwrap_err())
@@ -175,7 +175,7 @@ fn a_frozen_server_is_an_error_in_time_and_its_late_changes_are_undone() {
             is_clear(&thread.join(), "frozen", "the server");
         }
         // Only one thread waits for the server's reply, and all threads get the result.
-        assert!(begun.elapsed() < SOON);
+        assert!(begun.elapsed() < TIMEOUT);
         if round == 0 {
             server.resume();
             stays(&server, "frozen", 8);
@@ -189,9 +189,9 @@ fn a_frozen_server_is_an_error_in_time_and_its_late_changes_are_undone() {
         }
         server.resume();
         if round == 1 {
-            thread::sleep(UNIT);
+            thread::sleep(TIME_UNIT);
         }
-        wait_until("it answers", SOON, || semaphore.available_permits().is_ok());
+        wait_until("it answers", TIMEOUT, || semaphore.available_permits().is_ok());
     }
     drop(dropped);
     released.release().unwrap();
@@ -212,7 +212,7 @@ fn connections_killed_at_any_moment_lose_no_permit_and_make_none() {
     let proxies = [Proxy::before(&server), Proxy::before(&server)];
     let urls = [proxies[0].url(), proxies[1].url()];
     let (grants, errors) = contend(urls, &server, |random| {
-        let until = Instant::now() + UNIT * 30;
+        let until = Instant::now() + TIME_UNIT * 30;
         while Instant::now() < until {
             let at = usize::try_from(random.below(2)).unwrap();
             proxies[at].cut_all();
@@ -231,7 +231,7 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
     let urls = [proxies[0].url(), proxies[1].url()];
     let fired = || proxies.iter().map(Proxy::fired).sum::<usize>();
     let (salt, seen) = (Random::new().next(), Arc::new(AtomicU64::new(1)));
-    let until = Instant::now() + UNIT * 30;
+    let until = Instant::now() + TIME_UNIT * 30;
     let (grants, errors) = contend(urls, &server, |_| {
         proxies.iter().for_each(Proxy::clear_rules);
         for proxy in &proxies {
@@ -243,7 +243,7 @@ fn replies_lost_at_any_moment_lose_no_permit_and_make_none() {
                 });
             }
         }
-        thread::sleep(UNIT * 5);
+        thread::sleep(TIME_UNIT * 5);
         proxies.iter().for_each(Proxy::clear_rules);
         Instant::now() > until && fired() > 20
     });
@@ -257,7 +257,7 @@ fn a_release_in_the_subscribers_absence_wakes_the_waiter() {
     let (waits, releases) = (client(&server), client(&server).semaphore("absence"));
     let mut redis = server.connection();
     for round in 0..6 {
-        at_once(|| {
+        woken_by_message(|| {
             let semaphore = waits.semaphore("absence");
             let waiter = spawn(move || semaphore.acquire().unwrap().forget());
             wait_subscribed(&server, &channel("absence"));
@@ -316,7 +316,7 @@ fn a_waiter_gets_on_when_the_servers_data_is_gone() {
         }
         held.forget();
         // No permit may appear without a release.
-        thread::sleep(UNIT * 2);
+        thread::sleep(TIME_UNIT * 2);
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
         let again = one.semaphore("emptied");
         again.add_permits(4).unwrap();
@@ -343,7 +343,7 @@ fn a_key_that_is_no_semaphore_is_left_as_it_is() {
             semaphore.set_permits(1).unwrap_err(),
             semaphore.acquire().map(drop).unwrap_err(),
             semaphore.try_acquire().map(drop).unwrap_err(),
-            refused(|| semaphore.try_acquire_for(UNIT)),
+            refused(|| semaphore.try_acquire_for(TIME_UNIT)),
             semaphore.add_permits(1).unwrap_err(),
             semaphore.drain_permits().map(drop).unwrap_err(),
             semaphore.release_forgotten(1).unwrap_err(),
@@ -454,7 +454,7 @@ fn a_flush_of_the_scripts_is_not_noticed() {
     let urls = [server.url(), server.url()];
     let (grants, errors) = contend(urls, &server, |_| {
         let mut redis = server.connection();
-        let until = Instant::now() + UNIT * 10;
+        let until = Instant::now() + TIME_UNIT * 10;
         while Instant::now() < until {
             let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut redis).unwrap();
             thread::yield_now();
@@ -486,19 +486,19 @@ fn a_process_that_dies_takes_its_permits_with_it_and_no_more() {
     let first = semaphore(&client, "most", 3);
     let mut worker =
         Worker::spawn_test("semaphore::contention::worker", "contender", &[&server.url(), "7"]);
-    worker.expect_line("starts", SOON);
-    thread::sleep(UNIT);
+    worker.expect_line("starts", TIMEOUT);
+    thread::sleep(TIME_UNIT);
     worker.sigkill();
     let free = AtomicI64::new(-1);
-    wait_until("nothing changes any more", SOON, || {
+    wait_until("nothing changes any more", TIMEOUT, || {
         let now = first.available_permits().unwrap();
-        thread::sleep(UNIT);
+        thread::sleep(TIME_UNIT);
         free.swap(now, Ordering::SeqCst) == now
     });
     let free = first.available_permits().unwrap();
     assert!((0..=3).contains(&free), "{free}");
     first.add_permits(3 - free).unwrap();
-    drop(first.try_acquire_many_for(3, SOON).unwrap().into_option().expect("all are there"));
+    drop(first.try_acquire_many_for(3, TIMEOUT).unwrap().into_option().expect("all are there"));
 }
 
 #[test]
@@ -541,8 +541,10 @@ fn many_permits_are_waited_for_until_a_deadline_or_a_cancel() {
     let permit = semaphore.acquire_many_cancellable(2, &CancelToken::new()).unwrap();
     assert_eq!(permit.permits(), 2);
     let begun = Instant::now();
-    assert!(answered(|| semaphore.acquire_many_within(2, begun + UNIT)).into_option().is_none());
-    assert!(begun.elapsed() >= UNIT);
+    assert!(
+        answered(|| semaphore.acquire_many_within(2, begun + TIME_UNIT)).into_option().is_none()
+    );
+    assert!(begun.elapsed() >= TIME_UNIT);
     let token = CancelToken::new();
     let (waiting, cancel) = (semaphore.clone(), token.clone());
     let waiter = spawn(move || waiting.acquire_many_cancellable(2, &cancel).map(drop));
@@ -550,7 +552,7 @@ fn many_permits_are_waited_for_until_a_deadline_or_a_cancel() {
     token.cancel();
     assert_eq!(waiter.join().unwrap_err().kind(), ErrorKind::Cancelled);
     drop(permit);
-    let late = Instant::now() + SOON;
+    let late = Instant::now() + TIMEOUT;
     assert_eq!(semaphore.acquire_many_within(3, late).unwrap().into_option().unwrap().permits(), 3);
     stays(&server, "even", 3);
 }

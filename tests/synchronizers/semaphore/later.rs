@@ -28,7 +28,7 @@ fn the_servers_record_of_a_client_does_not_grow_with_its_requests() {
 #[test]
 fn a_drop_of_permits_never_waits_for_the_server() {
     let server = server();
-    let client = impatient(&server.url()).response_timeout(SOON).connect().unwrap();
+    let client = impatient(&server.url()).response_timeout(TIMEOUT).connect().unwrap();
     let semaphore = semaphore(&client, "many", 2_000);
     let permits: Vec<_> = (0..2_000).map(|_| semaphore.acquire().unwrap()).collect();
     server.pause();
@@ -36,7 +36,7 @@ fn a_drop_of_permits_never_waits_for_the_server() {
     drop(permits);
     let took = begun.elapsed();
     server.resume();
-    assert!(took < SOON / 2, "{took:?}");
+    assert!(took < TIMEOUT / 2, "{took:?}");
     stays(&server, "many", 2_000);
     let keys: Vec<String> = server.connection().keys("redlatch_request:*").unwrap();
     assert!(keys.len() <= 600, "{}", keys.len());
@@ -46,7 +46,7 @@ fn a_drop_of_permits_never_waits_for_the_server() {
 fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
     // Retries begin after 50 ms, and the intervals grow. One retry comes after 3.15 s, and the next
     // retry after 6.35 s.
-    let (outage, next_try) = (UNIT * 34, UNIT * 60);
+    let (outage, next_try) = (TIME_UNIT * 34, TIME_UNIT * 60);
     once_within(next_try - outage, || {
         let server = server();
         let proxy = Proxy::before(&server);
@@ -68,9 +68,9 @@ fn a_release_in_an_outage_is_made_as_soon_as_a_connection_works() {
         proxy.accept();
         let begun = Instant::now();
         // These calls need a connection.
-        wait_until("it answers", SOON, || client.semaphore("other").available_permits().is_ok());
+        wait_until("it answers", TIMEOUT, || client.semaphore("other").available_permits().is_ok());
         wait_permits(&server, "outage", 3);
-        wait_until("it is counted", SOON, || {
+        wait_until("it is counted", TIMEOUT, || {
             server.connection().get::<_, i64>("outage-").unwrap() == 1
         });
         let took = begun.elapsed();
@@ -97,9 +97,9 @@ fn hundreds_of_releases_that_are_sent_again_together_are_all_given_back_once() {
         proxy.refuse();
         proxy.cut_all();
         proxy.thaw();
-        thread::sleep(UNIT * 5);
+        thread::sleep(TIME_UNIT * 5);
         proxy.accept();
-        wait_until("all are back", SOON, || {
+        wait_until("all are back", TIMEOUT, || {
             semaphore.available_permits().is_ok_and(|free| free == i64::from(PERMITS))
         });
     }

@@ -9,7 +9,7 @@ fn mark_of(server: &Server, name: &str) -> Option<String> {
 }
 
 fn through(proxy: &Proxy) -> Client {
-    let builder = Client::builder(&proxy.url()).watchdog_timeout(LONG);
+    let builder = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE);
     builder.connections(1).connect().unwrap()
 }
 
@@ -48,7 +48,7 @@ fn moved(client: &Client, [old, new]: [&Server; 2], proxy: &Proxy, name: &str) -
     old.kill();
     // This query makes the client connect to the new server.
     let another = client.semaphore("another");
-    wait_until("the server is told", SOON, || {
+    wait_until("the server is told", TIMEOUT, || {
         let _ = another.available_permits();
         records(new, name) > before
     });
@@ -68,8 +68,8 @@ fn permits_taken_over_a_connection_to_the_old_master_are_not_taken_at_the_new_on
     proxy.lead_to(&new);
     // A waiter makes the client open the connection for messages, which leads to the new master.
     // After that the renewer also connects to the new master.
-    wait_until("both are there", SOON, || {
-        assert!(answered(|| pool.try_acquire_many_for(9, UNIT)).into_option().is_none());
+    wait_until("both are there", TIMEOUT, || {
+        assert!(answered(|| pool.try_acquire_many_for(9, TIME_UNIT)).into_option().is_none());
         connections(&new) >= 2
     });
     let second = pool.acquire_many(3).unwrap();
@@ -88,7 +88,7 @@ fn permits_taken_over_a_connection_to_the_old_master_are_not_taken_at_the_new_on
 fn a_semaphore_made_anew_on_an_empty_server_loses_no_permit_to_a_slow_client() {
     let ways: [fn(&Semaphore); 5] = [
         |it| assert!(it.try_set_permits(4).unwrap()),
-        |it| assert!(it.try_set_permits_for(4, LONG).unwrap()),
+        |it| assert!(it.try_set_permits_for(4, LONG_LEASE).unwrap()),
         |it| it.set_permits(4).unwrap(),
         |it| it.add_permits(4).unwrap(),
         |it| it.release_forgotten(4).unwrap(),
@@ -173,19 +173,19 @@ fn a_mark_lives_as_long_as_its_number() {
         ends[0]
     };
     let semaphore = client.semaphore(key);
-    assert!(semaphore.try_set_permits_for(3, LONG).unwrap());
+    assert!(semaphore.try_set_permits_for(3, LONG_LEASE).unwrap());
     let made = both();
     assert!(made > 0);
     semaphore.set_permits(5).unwrap();
     semaphore.acquire().unwrap().release().unwrap();
     assert_eq!(both(), made);
-    assert!(semaphore.expire(2 * LONG).unwrap());
+    assert!(semaphore.expire(2 * LONG_LEASE).unwrap());
     assert!(both() > made);
     assert!(semaphore.expire(Duration::MAX).unwrap());
     assert_eq!(both(), -1);
     assert!(semaphore.delete().unwrap());
     assert_eq!(both(), -2, "both are gone");
-    assert!(!semaphore.expire(LONG).unwrap());
+    assert!(!semaphore.expire(LONG_LEASE).unwrap());
     // The semaphore was made by Redisson, or by a client without marks.
     let mut redis = server.connection();
     let () = redis.pset_ex(key, 3, 600_000).unwrap();

@@ -161,7 +161,7 @@ fn no_permits_are_granted_at_once() {
     let before = Commands::so_far(&server).scripts();
     drop(semaphore.acquire_many(0).unwrap());
     semaphore.try_acquire_many(0).unwrap().into_option().unwrap().release().unwrap();
-    drop(semaphore.try_acquire_many_for(0, LONG).unwrap().into_option().unwrap());
+    drop(semaphore.try_acquire_many_for(0, LONG_LEASE).unwrap().into_option().unwrap());
     semaphore.release_forgotten(0).unwrap();
     assert_eq!(Commands::so_far(&server).scripts(), before);
     assert!(!server.connection().exists::<_, bool>("zero").unwrap());
@@ -172,14 +172,16 @@ fn a_bounded_wait_ends_at_its_deadline_and_takes_nothing() {
     let server = server();
     let semaphore = semaphore(&client(&server), "bounded", 1);
     let begun = Instant::now();
-    assert!(answered(|| semaphore.try_acquire_many_for(2, UNIT)).into_option().is_none());
-    assert!(begun.elapsed() >= UNIT);
-    let held = semaphore.try_acquire_for(SOON).unwrap().into_option().unwrap();
-    at_once(|| {
+    assert!(answered(|| semaphore.try_acquire_many_for(2, TIME_UNIT)).into_option().is_none());
+    assert!(begun.elapsed() >= TIME_UNIT);
+    let held = semaphore.try_acquire_for(TIMEOUT).unwrap().into_option().unwrap();
+    woken_by_message(|| {
         let begun = Instant::now();
-        assert!(answered(|| semaphore.try_acquire_for(UNIT)).into_option().is_none());
-        assert!(answered(|| semaphore.acquire_within(begun + UNIT * 2)).into_option().is_none());
-        assert!(begun.elapsed() >= UNIT * 2);
+        assert!(answered(|| semaphore.try_acquire_for(TIME_UNIT)).into_option().is_none());
+        assert!(
+            answered(|| semaphore.acquire_within(begun + TIME_UNIT * 2)).into_option().is_none()
+        );
+        assert!(begun.elapsed() >= TIME_UNIT * 2);
     });
     assert!(answered(|| semaphore.try_acquire_for(Duration::ZERO)).into_option().is_none());
     assert!(answered(|| semaphore.try_acquire_until(Instant::now())).into_option().is_none());
@@ -206,7 +208,7 @@ fn a_cancel_ends_the_wait_of_the_first_and_of_those_behind() {
         .collect();
     for at in [1, 0, 2] {
         tokens[at].cancel();
-        wait_until("it ends", SOON, || waiters[at].is_finished());
+        wait_until("it ends", TIMEOUT, || waiters[at].is_finished());
     }
     for waiter in waiters {
         assert_eq!(waiter.join().unwrap_err().kind(), ErrorKind::Cancelled);
@@ -264,12 +266,12 @@ fn threads_of_one_process_are_served_in_the_order_they_came() {
         semaphore.try_acquire().unwrap().into_option().is_none(),
         "nor does one that does not wait"
     );
-    thread::sleep(UNIT);
+    thread::sleep(TIME_UNIT);
     assert!(served.lock().unwrap().is_empty());
     for at in 0..5 {
         semaphore.release_forgotten(1).unwrap();
         let expected = [1, 2, 3, 3, 4][at];
-        wait_until("the next are served", SOON, || served.lock().unwrap().len() == expected);
+        wait_until("the next are served", TIMEOUT, || served.lock().unwrap().len() == expected);
     }
     waiters.into_iter().for_each(Running::join);
     assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3]);
@@ -283,7 +285,7 @@ fn small_releases_add_up_for_one_that_needs_many() {
     let semaphore = one.semaphore("sum");
     for releaser in [&one, &other] {
         let releaser = releaser.semaphore("sum");
-        at_once(|| {
+        woken_by_message(|| {
             let waiting = semaphore.clone();
             let waiter = spawn(move || waiting.acquire_many(3).unwrap().forget());
             wait_subscribed(&server, &channel("sum"));
@@ -337,7 +339,7 @@ fn a_waiter_asks_once_for_a_message_and_not_in_between() {
         })
         .collect();
     let before = Commands::so_far(&server).scripts();
-    thread::sleep(UNIT * 3);
+    thread::sleep(TIME_UNIT * 3);
     let polled = Commands::so_far(&server).scripts() - before;
     assert!(polled <= 1, "{polled} scripts of sleepers");
     semaphore.release_forgotten(20).unwrap();
@@ -395,14 +397,14 @@ fn permits_asked_for_waiters_that_left_meanwhile_go_back_at_once() {
     on_acquire(&proxy, "left", usize::MAX, Action::DelayReply(Duration::ZERO));
     let waiters = queue(&client.semaphore("left"), 4);
     // The waiter sends a request at first, and another when its client has subscribed.
-    proxy.wait_fired(2, SOON);
+    proxy.wait_fired(2, TIMEOUT);
     proxy.clear_rules();
     on_acquire(&proxy, "left", 1, Action::HoldReply);
     release_as_java(&server, "left", 8);
     wait_permits(&server, "left", 4);
     for (waiter, cancel) in &waiters[1..] {
         cancel.cancel();
-        wait_until("it ends", SOON, || waiter.is_finished());
+        wait_until("it ends", TIMEOUT, || waiter.is_finished());
     }
     proxy.release();
     let outcomes = waiters.into_iter().map(|(waiter, _)| waiter.join().is_ok());
@@ -420,7 +422,7 @@ fn a_process_leaves_to_others_the_permits_that_they_may_wait_for() {
     wait_subscribed(&server, &channel("shares"));
     on_acquire(&proxy, "shares", 1, Action::HoldReply);
     release_as_java(&server, "shares", 8);
-    proxy.wait_fired(1, SOON);
+    proxy.wait_fired(1, TIMEOUT);
     let theirs = other.semaphore("shares").try_acquire_many(4).unwrap();
     let theirs = theirs.into_option().expect("it took more than its half");
     proxy.release();
@@ -464,7 +466,7 @@ fn a_release_wakes_a_waiter_of_another_client_at_once() {
     let server = server();
     let (one, other) = (client(&server), client(&server));
     let semaphore = semaphore(&one, "awake", 1);
-    at_once(|| {
+    woken_by_message(|| {
         let permit = semaphore.acquire().unwrap();
         let waiting = other.semaphore("awake");
         let waiter = spawn(move || waiting.acquire().unwrap().release().unwrap());

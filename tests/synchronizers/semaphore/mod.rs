@@ -42,7 +42,7 @@ fn semaphore(client: &Client, name: &str, permits: u32) -> Semaphore {
 fn wait_permits(server: &Server, name: &str, permits: i64) {
     let mut redis = server.connection();
     let mut free = None;
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + TIMEOUT;
     while free != Some(permits) {
         assert!(Instant::now() < until, "{name:?} has {free:?} permits, not {permits}");
         free = redis.get(name).unwrap();
@@ -55,7 +55,7 @@ fn wait_permits(server: &Server, name: &str, permits: i64) {
 fn stays(server: &Server, name: &str, permits: i64) {
     wait_permits(server, name, permits);
     // Time must pass here: a second release would come late.
-    thread::sleep(UNIT * 2);
+    thread::sleep(TIME_UNIT * 2);
     assert_eq!(server.connection().get::<_, i64>(name).unwrap(), permits, "{name:?}, later");
 }
 
@@ -189,7 +189,7 @@ fn contend(
             })
         })
         .collect();
-    wait_until("so many were granted", SOON * 2, || {
+    wait_until("so many were granted", TIMEOUT * 2, || {
         trouble(&mut random) && grants.load(Ordering::SeqCst) > 20
     });
     stop.store(true, Ordering::SeqCst);

@@ -121,7 +121,7 @@ fn permits_released_without_a_right_come_back_once_when_the_right_is_back() {
             is_clear(error, "pool", "given back in the background");
         }
         // Meanwhile the client tries repeatedly.
-        thread::sleep(UNIT);
+        thread::sleep(TIME_UNIT);
         let free: i64 = server.connection().get("pool").unwrap();
         assert_eq!(free, if outcome.is_ok() { 9 } else { 7 }, "{denied:?}");
         user.set(&ALL_RIGHTS);

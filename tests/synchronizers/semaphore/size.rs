@@ -111,7 +111,7 @@ fn a_semaphore_that_is_lost_between_its_set_and_the_first_acquire_is_made_again(
     on_release(&proxy, "fresh", 1, Action::HoldReply);
     thread::scope(|scope| {
         let first = scope.spawn(|| sized.try_acquire().unwrap().into_option());
-        proxy.wait_fired(1, SOON);
+        proxy.wait_fired(1, TIMEOUT);
         wait_permits(&server, "fresh", 2);
         let () = server.connection().del("fresh").unwrap();
         proxy.release();
@@ -126,7 +126,7 @@ fn the_first_use_of_an_expirable_semaphore_makes_it_once() {
     let server = server();
     let [client, other] = [(); 2].map(|()| client(&server));
     let sized = client.expirable_semaphore("leases").with_permits(2);
-    let permit = sized.with_lease(LONG).acquire().unwrap();
+    let permit = sized.with_lease(LONG_LEASE).acquire().unwrap();
     let found = other.expirable_semaphore("leases").with_permits(2);
     drop(found.acquire().unwrap());
     assert_eq!((sized.permits().unwrap(), sized.acquired_permits().unwrap()), (2, 1));
@@ -148,9 +148,9 @@ fn a_call_for_more_permits_than_the_handle_wants_in_all_is_an_error_and_asks_not
     for error in [
         five_slots.acquire_many(6).unwrap_err(),
         five_slots.try_acquire_many(6).unwrap_err(),
-        five_leases.acquire_many_within(6, UNIT).unwrap_err(),
+        five_leases.acquire_many_within(6, TIME_UNIT).unwrap_err(),
         no_slots.acquire().unwrap_err(),
-        no_leases.try_acquire_for(UNIT).unwrap_err(),
+        no_leases.try_acquire_for(TIME_UNIT).unwrap_err(),
     ] {
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert!(error.to_string().contains("`with_permits`"), "{error}");

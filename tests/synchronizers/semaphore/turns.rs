@@ -66,7 +66,7 @@ impl Way {
 type Handles = (Semaphore, ExpirableSemaphore);
 
 /// How long each client holds the permit.
-const HOLD: Duration = Duration::from_millis(UNIT.as_millis() as u64 / 10);
+const HOLD: Duration = Duration::from_millis(TIME_UNIT.as_millis() as u64 / 10);
 const TURNS: u64 = 200;
 /// The number of other names. A busy process uses fewer names during one hold.
 const OTHER_NAMES: u32 = 100;

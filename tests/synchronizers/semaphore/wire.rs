@@ -44,7 +44,7 @@ fn the_key_and_the_messages_are_redissons() {
 fn a_java_services_release_wakes_a_waiter() {
     let server = server();
     let semaphore = client(&server).semaphore("java");
-    at_once(|| {
+    woken_by_message(|| {
         let waiters: Vec<_> = [1, 2]
             .into_iter()
             .map(|need| {
@@ -73,15 +73,16 @@ fn a_java_services_release_wakes_a_waiter() {
 fn a_message_without_a_permit_grants_nothing() {
     let server = server();
     let semaphore = client(&server).semaphore("lies");
-    let waiter =
-        spawn(move || answered(|| semaphore.try_acquire_for(UNIT * 5)).into_option().is_some());
+    let waiter = spawn(move || {
+        answered(|| semaphore.try_acquire_for(TIME_UNIT * 5)).into_option().is_some()
+    });
     wait_subscribed(&server, &channel("lies"));
     let mut redis = server.connection();
     while !waiter.is_finished() {
         for message in ["1", "0", "-3", "no number", ""] {
             let () = redis.publish(channel("lies"), message).unwrap();
         }
-        thread::sleep(UNIT / 10);
+        thread::sleep(TIME_UNIT / 10);
     }
     assert!(!waiter.join());
     assert!(!redis.exists::<_, bool>("lies").unwrap());

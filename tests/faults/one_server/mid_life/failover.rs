@@ -73,7 +73,7 @@ fn lock<'a>(kind: &Kind, it: &mut Play<'a>, moments: &Moments<'a>) {
     moments.is_cut_off();
     moments.fails_over(it);
     let _ = it.clear(guard.unlock());
-    let other = it.good((kind.other)(&it.rich.other, &it.name).try_lock_for(SOON));
+    let other = it.good((kind.other)(&it.rich.other, &it.name).try_lock_for(TIMEOUT));
     let _ =
         other.into_option().unwrap_or_else(|| panic!("{}: nobody else gets it", it.what)).unlock();
     moments.rights_are_back();
@@ -124,7 +124,7 @@ fn latch<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
     assert!(it.good(theirs.try_set_count(2)));
     let latch = it.poor.count_down_latch(&it.name);
     let waits = latch.clone();
-    let waiter = spawn(move || waits.wait_for(SOON * 2));
+    let waiter = spawn(move || waits.wait_for(TIMEOUT * 2));
     moments.is_cut_off();
     moments.fails_over(it);
     let counted = it.clear(latch.count_down());
@@ -168,8 +168,8 @@ fn election<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
 }
 
 fn condition<'a>(it: &mut Play<'a>, moments: &Moments<'a>) {
-    let its = it.waiter(&it.poor, SOON * 2);
-    let theirs = it.waiter(&it.rich.third, SOON * 2);
+    let its = it.waiter(&it.poor, TIMEOUT * 2);
+    let theirs = it.waiter(&it.rich.third, TIMEOUT * 2);
     moments.is_cut_off();
     moments.fails_over(it);
     // A notification skips a waiter whose client has not subscribed at the new master yet. The
@@ -193,8 +193,8 @@ fn rights_that_the_new_master_does_not_give_lose_no_permit_count_or_notification
     let proxy = Proxy::before(&old);
     // These clients wait long, because more than a thousand cases run at the same time.
     let [other, third, judge] = [(); 3].map(|()| {
-        let rich = Client::builder(&proxy.url()).watchdog_timeout(LONG);
-        rich.response_timeout(SOON).connect().unwrap()
+        let rich = Client::builder(&proxy.url()).watchdog_timeout(LONG_LEASE);
+        rich.response_timeout(TIMEOUT).connect().unwrap()
     });
     let rich = Rich { other, third, judge };
     let cases = cases();
@@ -208,7 +208,7 @@ fn rights_that_the_new_master_does_not_give_lose_no_permit_count_or_notification
             let [_old, mut user] = [&old, &new].map(|it| User::new(it, &format!("poor{at}")));
             user.set(&rules.iter().map(String::as_str).collect::<Vec<_>>());
             let url = proxy.url().replace("://", &format!("://poor{at}:word@"));
-            let poor = impatient(&url).watchdog_timeout(RENEWED).response_timeout(SOON);
+            let poor = impatient(&url).watchdog_timeout(SHORT_LEASE).response_timeout(TIMEOUT);
             let poor = poor.connections(1).connect().unwrap();
             (rules, Arc::new(Mutex::new(user)), poor)
         })

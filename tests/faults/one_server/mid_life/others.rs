@@ -116,7 +116,7 @@ impl Play<'_> {
     }
 
     pub(super) fn waits_until(&self, what: &str, so: impl FnMut() -> bool) {
-        wait_until(&format!("{}: {what}", self.what), SOON, so);
+        wait_until(&format!("{}: {what}", self.what), TIMEOUT, so);
     }
 }
 
@@ -166,7 +166,7 @@ impl Play<'_> {
     pub(super) fn takes(&self, client: &Client, leased: bool, permits: u32) -> Permits {
         let mut got = None;
         self.waits_until("they are taken", || {
-            match take(client, &self.name, leased, permits, SOON) {
+            match take(client, &self.name, leased, permits, TIMEOUT) {
                 Err(error) if leased && error.to_string().contains("the lease was over") => {}
                 taken => got = self.good(taken),
             }
@@ -189,7 +189,7 @@ impl Play<'_> {
 fn before_permits(it: &Play<'_>, leased: bool) {
     it.make_permits(leased);
     it.take_away();
-    match it.clear(take(&it.poor, &it.name, leased, 2, SOON)) {
+    match it.clear(take(&it.poor, &it.name, leased, 2, TIMEOUT)) {
         Ok(permits) => drop(it.clear(permits.expect("there are some")())),
         Err(error) => {
             let none = permits(it.server, &it.name) == (TOTAL, 0);
@@ -204,7 +204,7 @@ fn held_permits(it: &Play<'_>, leased: bool) {
     let held = it.takes(&it.poor, leased, 2);
     let waiter = {
         let (client, name) = (it.rich.other.clone(), it.name.clone());
-        spawn(move || take(&client, &name, leased, 3, SOON).map(|got| got.map(|back| back())))
+        spawn(move || take(&client, &name, leased, 3, TIMEOUT).map(|got| got.map(|back| back())))
     };
     if !leased {
         it.wait_in_wait(&waiter, &format!("redisson_sc:{{{}}}", it.name));
@@ -269,7 +269,7 @@ fn count(it: &Play<'_>, from: u64) {
     // This call makes the connection check its rights.
     assert!(it.good(latch.try_set_count(from)));
     let waits = theirs.clone();
-    let waiter = spawn(move || waits.wait_for(SOON));
+    let waiter = spawn(move || waits.wait_for(TIMEOUT));
     it.wait_in_wait(&waiter, &format!("redisson_countdownlatch__channel__{{{}}}", it.name));
     it.take_away();
     let counted = it.clear(latch.count_down());
@@ -293,7 +293,7 @@ fn awaited_count(it: &Play<'_>) {
     let (latch, theirs) =
         (it.poor.count_down_latch(&it.name), it.rich.other.count_down_latch(&it.name));
     assert!(it.good(theirs.try_set_count(1)));
-    let waiter = spawn(move || latch.wait_for(SOON));
+    let waiter = spawn(move || latch.wait_for(TIMEOUT));
     it.wait_in_wait(&waiter, &format!("redisson_countdownlatch__channel__{{{}}}", it.name));
     it.take_away();
     it.good(theirs.count_down());
@@ -395,7 +395,7 @@ fn party_that_acts(it: &Play<'_>) {
     });
     let party = spawn(move || acts.wait());
     // On a busy machine the barrier may already be broken.
-    let _ = begun.recv_timeout(SOON);
+    let _ = begun.recv_timeout(TIMEOUT);
     it.take_away();
     drop(end);
     let its = party.join();
@@ -406,7 +406,7 @@ impl Play<'_> {
     /// Asserts that another client becomes the leader, is on record, and resigns.
     pub(super) fn leads_on(&self, client: &Client) {
         let election = client.leader_election(&self.name);
-        let leads = self.good(election.try_campaign_for(SOON));
+        let leads = self.good(election.try_campaign_for(TIMEOUT));
         let leads =
             leads.into_option().unwrap_or_else(|| panic!("{}: nobody else leads", self.what));
         let leader = self.good(election.leader());
@@ -421,7 +421,7 @@ fn before_campaign(it: &Play<'_>) {
         let _ = leads.resign();
     }
     it.take_away();
-    if let Ok(leads) = it.clear(election.try_campaign_for(SOON)) {
+    if let Ok(leads) = it.clear(election.try_campaign_for(TIMEOUT)) {
         let leads = leads.into_option().expect("nobody leads");
         drop(it.clear(leads.resign()));
     }
@@ -438,7 +438,7 @@ fn leadership(it: &Play<'_>) {
     let leads = leads.unwrap();
     let (next, go_on) = (it.rich.other.leader_election(&it.name), mpsc::channel::<()>());
     let waiter = spawn(move || {
-        next.try_campaign_for(SOON).map(|got| {
+        next.try_campaign_for(TIMEOUT).map(|got| {
             // Blocks until the sender is dropped.
             let _ = go_on.1.recv();
             got.into_option().map(|got| got.token())
@@ -508,7 +508,7 @@ impl Play<'_> {
 
     pub(super) fn notify(&self, client: &Client) -> bool {
         let (lock, condition) = self.monitor(client);
-        let guard = self.good(lock.try_lock_for(SOON));
+        let guard = self.good(lock.try_lock_for(TIMEOUT));
         let guard =
             guard.into_option().unwrap_or_else(|| panic!("{}: nobody else gets it", self.what));
         let notified = self.good(condition.notify_one());
@@ -531,7 +531,7 @@ fn before_wait(it: &Play<'_>) {
     let guard = held(&lock);
     let _ = condition.notify_one();
     it.take_away();
-    let waited = it.clear(condition.wait_for(&guard, UNIT));
+    let waited = it.clear(condition.wait_for(&guard, TIME_UNIT));
     let is_notified = waited.is_ok_and(|waited| !waited.timed_out());
     assert!(!is_notified, "{}: notified by nobody", it.what);
     drop(it.clear(guard.unlock()));
@@ -541,8 +541,8 @@ fn before_wait(it: &Play<'_>) {
 
 /// One of two waiters is notified.
 fn wait(it: &Play<'_>) {
-    let its = it.waiter(&it.poor, SOON);
-    let theirs = it.waiter(&it.rich.third, SOON);
+    let its = it.waiter(&it.poor, TIMEOUT);
+    let theirs = it.waiter(&it.rich.third, TIMEOUT);
     it.take_away();
     assert!(it.notify(&it.rich.other), "{}", it.what);
     // If the restricted client's wait fails, the other waiter gets its notification.
@@ -560,7 +560,7 @@ fn wait(it: &Play<'_>) {
 fn notifier(it: &Play<'_>) {
     let (lock, condition) = it.monitor(&it.poor);
     drop(held(&lock));
-    let theirs = it.waiter(&it.rich.third, SOON);
+    let theirs = it.waiter(&it.rich.third, TIMEOUT);
     let guard = held(&lock);
     it.take_away();
     let notified = it.clear(condition.notify_one());
