@@ -1,6 +1,6 @@
 //! Sets two flags for unit tests in a checkout: `cfg(testkit)` for tests that need a server of
 //! their own, and, in a build with shuttle, `cfg(models)` for the models of all interleavings. The
-//! published package has neither this file nor the test kit: its other tests run without them.
+//! published package lacks this file and the test kit. Its other tests run without them.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -40,7 +40,7 @@ fn round_trips(criterion: &mut Criterion) {
             continue;
         }
         machine.server(cores).take_process(server.pid());
-        // This thread starts the client's threads, which stay on this thread's cores.
+        // Pin this thread, which starts the client's threads: they stay on the same cores.
         machine.clients(cores).take();
         let mut raw = RawPair::connect(&server.url(), "raw");
         let plain = PlainClient::connect(&server.url()).unwrap();

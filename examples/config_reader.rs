@@ -1,5 +1,5 @@
 //! A configuration in two files that belong together. Many processes read it at the same time, and
-//! nobody reads while a process writes. `config_reader` reads, and `config_reader VALUE` writes.
+//! no process reads while another writes. `config_reader` reads, and `config_reader VALUE` writes.
 
 use std::time::Duration;
 use std::{env, error, fs};

@@ -1,4 +1,4 @@
-//! A pool of workers on any number of machines: no two of them work on the same job. A job is a
+//! A pool of workers on any number of machines. No two workers work on the same job. A job is a
 //! file in the shared folder `jobs`, and a finished job is a removed file.
 
 use std::error::Error;

@@ -1,5 +1,5 @@
 //! Metrics in Prometheus's text format without another crate: counters from `snapshot`, and the
-//! longest wait from an observer. (The feature `metrics` has histograms for the crate `metrics`.)
+//! longest wait from an observer. The feature `metrics` has histograms for the crate `metrics`.
 
 use std::env;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The cost of locks that count as taken only when a replica has them.
+//! The cost of locks that are granted only when a replica has the grant.
 
 use std::sync::Barrier;
 use std::thread;

@@ -13,8 +13,8 @@ use crate::peers::Peer;
 use crate::readers;
 use crate::report::{Goals, Spread, Table, count, time};
 
-/// The cluster has three masters, and one name is in one slot. The ratio is that of the rates, or
-/// the inverse ratio of the times, so a larger ratio is better.
+/// Compares a cluster of three masters with a single server. One name is in one slot. The ratio is
+/// that of the rates, or the inverse ratio of the times, so a larger ratio is better.
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     let cluster = match Cluster::without_replicas() {
         Ok(cluster) => cluster,

@@ -1,5 +1,5 @@
-//! A script of a guard compared with the same script alone: an INCR on a separate connection,
-//! encoded in advance.
+//! A script of a guard, compared with the same script alone. The script is an INCR. Alone, it runs
+//! over a separate connection and is encoded in advance.
 
 use std::time::Duration;
 

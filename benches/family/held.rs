@@ -17,9 +17,9 @@ pub(crate) const ROLE: &str = "held permits";
 const ROUND_TRIP: Duration = Duration::from_millis(10);
 const THREADS: u64 = 64;
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// By this time after the start, the last process has received the start.
+/// The time after which the last process has received the start.
 const START_DELAY: u64 = 50 * MILLISECOND;
-/// The warm-up, in which the queues still grow, and which is not counted.
+/// The warm-up, in which the queues still grow. It is not counted.
 const WARM_UP: u64 = 500 * MILLISECOND;
 
 /// The number of processes, the number of permits, and how long each permit is held, in

@@ -1,5 +1,5 @@
-//! How late a time limit ends a call while the server hangs. The server's process is paused, and
-//! its connections stay open.
+//! The delay with which a time limit ends a call while the server hangs. The server's process is
+//! paused, and its connections stay open.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -17,7 +17,7 @@ const THREADS: [usize; 2] = [4, 32];
 const LIMIT: Duration = Duration::from_millis(100);
 /// The number of calls of all threads together in one round.
 const CALLS: usize = 256;
-/// If a round is shorter than this, each thread makes one call.
+/// The length of a full round. In a shorter round, each thread makes one call.
 const FULL: Duration = Duration::from_secs(1);
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {

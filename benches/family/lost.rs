@@ -1,8 +1,8 @@
 //! The time from the DEL of a held lock to the call of its holder's `on_lost`.
 //!
-//! Between the DEL and the call, the server reports the change of the key, the client asks whether
-//! the hold still exists, and a renewal detects the loss. These steps take two and a half round
-//! trips, and four threads wake up.
+//! Between the DEL and the call, the server reports the change of the key, the client queries
+//! whether the hold still exists, and a renewal detects the loss. These steps take two and a half
+//! round trips, and four threads wake up.
 
 use std::sync::mpsc;
 use std::thread;
@@ -19,7 +19,7 @@ use crate::round_trips::Figures;
 
 /// The number of locks, which are held at the same time and deleted one after the other.
 const LOCKS: usize = 20;
-/// By this time, all locks are tracked.
+/// The time after which the server tracks all locks.
 const TRACK_TIME: Duration = Duration::from_millis(400);
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -64,7 +64,7 @@ fn losses(lab: &Lab, delayed: bool) -> Vec<f64> {
             .collect();
         thread::sleep(TRACK_TIME);
         for name in &names {
-            // The losses come one by one, so that all threads that must wake up are asleep.
+            // Delete the locks one by one, so that all threads that must wake up are asleep.
             clock::sleep_until(clock::now() + 5 * MILLISECOND);
             let begun = clock::now();
             redis::cmd("DEL").arg(name).exec(&mut redis).unwrap();

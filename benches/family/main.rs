@@ -1,17 +1,17 @@
 //! Speed and cost of the fair, fenced and read-write lock, the semaphores, the count-down latch,
-//! the barrier, several locks, conditions, holders that hear of waiters, and locks that replicas
-//! acknowledge. The bench compares them with plain implementations of Redisson's algorithms. Run it
-//! with `cargo bench --bench family`, and add `-- --help` for the options. A full run takes about
-//! three minutes.
+//! the barrier, several locks, conditions, holders that are notified of waiters, and locks that
+//! replicas acknowledge. The bench compares them with plain implementations of Redisson's
+//! algorithms. Run it with `cargo bench --bench family`, and add `-- --help` for the options. A
+//! full run takes about three minutes.
 //!
 //! `../table/main.rs`, whose modules this program uses, says how the figures are measured and how
 //! to read the tables. All figures are unpinned, unless a table says otherwise.
 //!
-//! - **Too many inside**: each holder of a lock checks whether it is still alone. Each holder of a
-//!   permit takes one of as many files as there are permits. The strictest check comes before the
-//!   measurement, when all threads sleep inside for a while.
+//! - **Too many inside**: each holder of a lock checks whether it is still alone. There is one file
+//!   for each permit, and each holder of a permit takes one of these files. The strictest check
+//!   comes before the measurement, when all threads sleep inside for a while.
 //! - **Order**: the waiters come one by one, each after the server has the previous waiter in its
-//!   queue. The first grants of all waiters must therefore come in the order of the waiters.
+//!   queue. So the first grants of all waiters must come in the order of the waiters.
 //! - **Round trips**: compare a latch with the round trips of `two cores`. Without pinning, the
 //!   system often puts the two ends of a PING on one core. A latch has three ends.
 

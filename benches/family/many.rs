@@ -18,7 +18,7 @@ use crate::report::{Goals, Spread, Table, count, digits, time};
 const PROCESSES: [usize; 3] = [100, 300, 1_000];
 const THREADS: [usize; 3] = [250, 500, 1_000];
 const NAMES: [usize; 3] = [250, 1_000, 4_000];
-/// Each waiter asks about three times in this time.
+/// The time in which each waiter sends about three requests.
 const LONG_ENOUGH: Duration = Duration::from_secs(3);
 
 pub(crate) fn fair_locks(lab: &Lab, goals: &mut Goals) {
@@ -121,7 +121,7 @@ fn waits(client: &Client, name: &str, token: &CancelToken) -> JoinHandle<()> {
     thread::spawn(move || assert!(lock.lock_cancellable(&token).is_err()))
 }
 
-/// Lets each thread of one client wait for one of `number` locks, which another client holds.
+/// Makes each thread of one client wait for one of `number` locks, which another client holds.
 fn names(lab: &Lab, number: usize) -> Seen {
     const LEASE: Duration = Duration::from_secs(300);
     let url = lab.url(false);
@@ -203,7 +203,7 @@ fn condition(lab: &Lab, threads: usize) -> Seen {
     let guard = lock.lock().unwrap();
     let condition = lock.condition("bench");
     for _ in 0..threads {
-        // (On a slow machine, some of these waiters may not have been notified.)
+        // On a slow machine, some of these waiters may not have been notified.
         let _ = condition.notify_one().unwrap();
     }
     thread::sleep(LONG_ENOUGH);
@@ -220,7 +220,7 @@ const READERS: [usize; 3] = [500, 1_000, 4_000];
 /// The number of readers in one process.
 const OWNED: usize = 65_536;
 
-/// Each reader stands for a process. Each reader has a connection that listens, and a place in the
+/// Each reader stands for a process, and has a connection with a subscription and an entry in the
 /// queue. The timed scripts are the releases of a writer and of a reader.
 pub(crate) fn readers(lab: &Lab, goals: &mut Goals) {
     println!("The server's time for one release of a read-write lock, others being readers:\n");
@@ -298,7 +298,7 @@ fn let_in_and_leave(lab: &Lab, readers: usize) -> [f64; 2] {
     [let_in, timed(&mut redis, guard)]
 }
 
-/// Returns how long all readers of one process take to get the lock and to release it, in ns.
+/// Returns the time in ns in which all readers of one process get the lock and release it.
 fn owned(lab: &Lab) -> f64 {
     let client = connect(&lab.url(false));
     let lock = client.read_write_lock(&format!("bench {}", lab.next()));

@@ -3,7 +3,8 @@
 //!
 //! The measured time covers the notification with its reply, the release, and the message that
 //! grants the waiter the lock. The waiter's request for the lock runs at the same time. As for
-//! other hand-overs, the goal compares this time with PINGs that follow an equally long silence.
+//! other hand-overs, the goal compares the measured time with PINGs that follow an equally long
+//! silence.
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ pub(crate) const WAITER_ROLE: &str = "notified";
 const PACE: u64 = 8 * MILLISECOND;
 /// A thread that has waited for this time is asleep.
 const ASLEEP: u64 = 500 * MICROSECOND;
-/// If there was no notification for this time, no further notification comes.
+/// The time without a notification after which no further notification comes.
 const QUIET_TIME: Duration = Duration::from_millis(100);
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -102,7 +103,7 @@ pub(crate) fn notify(job: &Job) {
         clock::sleep_until(clock::now() + PACE / 2);
         let guard = lock.lock().unwrap();
         let told = clock::now();
-        // (The waiter may not wait yet, or may no longer wait.)
+        // The waiter may not wait yet, or may no longer wait.
         if condition.notify_one().unwrap() {
             times.extend([ping, told]);
         }

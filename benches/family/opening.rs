@@ -1,7 +1,7 @@
 //! The time from the last count-down in one process until the waiter in another process is awake.
 //!
-//! As for a lock's hand-over, this time follows a silence. The goal therefore compares this time
-//! with PINGs that follow an equally long silence.
+//! As for a lock's hand-over, the measured time follows a silence. So the goal compares it with
+//! PINGs that follow an equally long silence.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(crate) const WAITER_ROLE: &str = "waiter";
 const PACE: u64 = 4 * MILLISECOND;
 /// How long the latch stays open after a count-down.
 const OPEN: u64 = MILLISECOND;
-/// How long a woken waiter does not use the latch. The time is longer than `OPEN`.
+/// The time for which a woken waiter does not use the latch. It is longer than `OPEN`.
 const REST: u64 = 3 * MILLISECOND / 2;
 /// A thread that has waited for this time is asleep.
 const ASLEEP: u64 = 500 * MICROSECOND;
@@ -103,7 +103,7 @@ pub(crate) fn count(job: &Job) {
         let now = clock::now();
         times.push(now);
         latch.count_down();
-        // The latch stays open, so that the last wait ends.
+        // Leave the latch open, so that the last wait ends.
         if now >= end {
             break;
         }

@@ -16,13 +16,13 @@ pub(crate) const ROLE: &str = "permits for all";
 
 const THREADS: [usize; 3] = [16, 64, 256];
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// How often the bench reads the number of acquired permits, before and after the outage.
+/// The time between two reads of the number of acquired permits, before and after the outage.
 const SLICE: Duration = Duration::from_millis(50);
-/// The number of slices in the check for the old rate. The old rate has returned with the first
-/// slice that reaches it, if the median of this slice and the next slices reaches it, too. On a
-/// busy machine a single slice may be of any length.
+/// The number of slices in the check for the old rate. The old rate has returned when a slice
+/// reaches it, and the median of this slice and the next slices reaches it, too. On a busy machine
+/// a single slice may be of any length.
 const WINDOW: usize = 5;
-/// The part of the median rate before the outage that counts as the old rate.
+/// The part of the median rate before the outage that the bench treats as the old rate.
 const OLD_RATE: f64 = 0.9;
 
 pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
@@ -140,7 +140,7 @@ pub(crate) fn work(job: &Job) {
             let (stop, acquired) = (&stop, &acquired);
             scope.spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
-                    // A thread without a wait never gets a permit that another thread passes.
+                    // Do not wait: such a thread never gets a permit that another thread passes.
                     drop(semaphore.try_acquire().unwrap().into_option().unwrap());
                     acquired.fetch_add(1, Ordering::Relaxed);
                 }

@@ -3,7 +3,7 @@
 //!
 //! The waiters come one by one, each after the queue has the previous waiter. Neighbours in the
 //! queue belong to different processes. Each waiter takes the lock, holds it until the previous
-//! holder stands at the end of the queue again, and then releases it.
+//! holder is at the end of the queue again, and then releases it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -133,8 +133,8 @@ fn line(lab: &Lab, peer: Peer, waiters: usize) -> Seen {
     }
     holds.sort_by_key(|held| held.granted);
     let pairs = || holds.windows(2).map(|pair| (pair[0], pair[1]));
-    // After the end no thread queues again, so the queue gets shorter. The holds after the end are
-    // left out.
+    // After the end no thread queues again, so the queue gets shorter. Leave out the holds after
+    // the end.
     let waited = pairs().filter(|(before, next)| {
         before.waiter % PROCESSES != next.waiter % PROCESSES
             && next.asked + ASLEEP < before.released

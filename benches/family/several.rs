@@ -19,7 +19,7 @@ const PROCESSES: usize = 4;
 const THREADS: usize = 4;
 /// How long all three locks are held.
 const STAY: u64 = 50 * MICROSECOND;
-/// By this time after the start, the last process has received the start.
+/// The time after which the last process has received the start.
 const START_DELAY: u64 = 50 * MILLISECOND;
 /// The number of turns in which scripts are loaded and connections are opened.
 const WARM_UP: usize = 50;
@@ -45,8 +45,8 @@ fn uncontended(lab: &Lab, goals: &mut Goals) {
                 client.reentrant_lock(&format!("bench several {number} {at}"))
             });
             let together = MultiLock::new(&[&locks[0], &locks[1], &locks[2]]).unwrap();
-            // Turns with one lock and turns with three locks alternate, so that both meet the same
-            // busy moments of the machine.
+            // Turns with one lock and turns with three locks alternate, so that busy moments of the
+            // machine affect both.
             let end = clock::now() + lab.options.length.as_nanos() as u64;
             let mut times: [Vec<f64>; 4] = Default::default();
             for turn in 0.. {
@@ -204,8 +204,8 @@ pub(crate) fn work(job: &Job) {
                     guard.unlock().unwrap();
                 });
             }
-            // Like Redisson, this takes the locks one after the other. All threads use the same
-            // order, so no thread must begin again.
+            // As in Redisson, each thread takes the locks one after the other. All threads use the
+            // same order, so no thread must begin again.
             let client = plain.as_ref().unwrap();
             let mut locks = names.each_ref().map(|name| client.lock(name).handle().unwrap());
             Box::new(move || {

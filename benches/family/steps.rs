@@ -1,7 +1,7 @@
 //! The time from the last arrival at a barrier until the last party in any process is awake.
 //!
 //! The measured time covers the arrival, and the message that ends the generation. As for other
-//! hand-overs, the goal compares this time with PINGs that follow an equally long silence.
+//! hand-overs, the goal compares the measured time with PINGs that follow an equally long silence.
 
 use std::time::Duration;
 

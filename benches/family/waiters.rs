@@ -126,8 +126,8 @@ fn open(counter: &mut Worker) -> u64 {
     counter.expect_line("at", TIMEOUT).parse().unwrap()
 }
 
-/// Returns the number of all commands so far, after no command except this query has come for a
-/// while.
+/// Waits until no command except this query has come for a while. Returns the number of all
+/// commands so far.
 fn when_quiet(lab: &Lab) -> u64 {
     let mut before = lab.calls().commands;
     loop {

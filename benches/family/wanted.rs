@@ -1,8 +1,9 @@
-//! The time from a call that waits for a lock until the holder in another process hears of it, and
+//! The time from a call that waits for a lock until the holder in another process is notified, and
 //! the time from the release that follows to the grant.
 //!
-//! Both are a request to the server and a message to the other process. So the goal compares the
-//! two. Each step gives one of each: the holder releases the lock as soon as it has heard.
+//! Both times cover a request to the server and a message to the other process, so the goal
+//! compares them. Each step gives one of each: the holder releases the lock as soon as it is
+//! notified.
 
 use std::sync::mpsc;
 use std::thread;
@@ -19,7 +20,8 @@ use crate::round_trips::{Figures, numbers, text};
 pub(crate) const HOLDER_ROLE: &str = "hearing holder";
 pub(crate) const WAITER_ROLE: &str = "waiter that is heard";
 
-/// A hold listens once it has lasted for 100 ms.
+/// The time after which a hold is subscribed. A client subscribes for a hold that has lasted for
+/// 100 ms.
 const LISTENS: Duration = Duration::from_millis(150);
 /// The time of a step.
 const PACE: u64 = 160 * MILLISECOND;

@@ -19,13 +19,13 @@ pub(crate) const ROLE: &str = "cell";
 pub(crate) const INSIDE: u64 = 3 * MICROSECOND;
 /// The number of turns after which the server has the scripts, and each waiter has subscribed once.
 const WARM_UP: usize = 3;
-/// If several threads may have the lock at a time, each thread takes it this many times before the
-/// measurement, and sleeps while it has the lock. During these sleeps all threads that may be
-/// inside are inside together, and so are threads that should not be. If threads work inside only
-/// for a moment, two cores hardly ever have more than two of them inside.
+/// If several threads may hold the lock at a time, each thread takes it this many times before the
+/// measurement, and sleeps while it holds the lock. During these sleeps, all threads that can get
+/// the lock hold it together, even threads that should not get it. Without the sleeps, on two
+/// cores, more than two threads would hardly ever hold the lock at the same time.
 const CHECKED: usize = 40;
 const CHECKED_INSIDE: u64 = MILLISECOND;
-/// A time limit that is much longer than a process needs to start or to get a lock.
+/// A time limit that is much longer than the time in which a process starts or gets a lock.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The measured setting.
@@ -38,8 +38,8 @@ pub(crate) struct Cell {
     pub(crate) place: Place,
     pub(crate) processes: usize,
     pub(crate) threads: usize,
-    /// If true, all threads want one name, and work inside for a moment. If false, each thread has
-    /// its own name.
+    /// If true, all threads want one name, and work for a moment while they hold it. If false, each
+    /// thread has its own name.
     pub(crate) contended: bool,
     pub(crate) length: Duration,
 }
@@ -72,7 +72,7 @@ impl Cell {
         // All processes have opened the file by now.
         Witness::remove(&witness, self.peer.places());
         let before = calls();
-        // By this time the last process has received the start.
+        // At this time the last process has received the start.
         let start = (clock::now() + 20 * MILLISECOND).to_string();
         for worker in &mut workers {
             worker.send_line(&start);
@@ -145,7 +145,7 @@ impl Round {
         self.commands
     }
 
-    /// Returns how often too many threads were inside. The result should be zero.
+    /// Returns the number of times that too many threads held the lock. The result should be zero.
     pub(crate) fn broken(&self) -> u64 {
         self.broken
     }
@@ -226,7 +226,7 @@ struct Thread {
 #[derive(Default)]
 struct Tally {
     grants: u64,
-    /// The number of grants after the end. The waits for these grants count.
+    /// The number of grants after the end. The waits for these grants are also counted.
     late: u64,
     switches: u64,
     longest_wait: u64,

@@ -38,7 +38,7 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
         let names = if contended { "one" } else { "one for each thread" };
         table.row(&[&work, &names, &alone_rate, &our_rate, &rate, &wait(&alone), &wait(&ours)]);
         let work = format!("in a cluster, {work}, names: {names}");
-        // Many names are on several servers. Each server may or may not have its own core.
+        // Many names are spread over several servers, which may or may not have a core each.
         goals.add(&work, format!("{rate} x alone"), if threads == 32 { "said" } else { "≥ 0.9" });
         if contended {
             goals.add(format!("{work}: longest wait"), longest(&ours), "< 50 ms");

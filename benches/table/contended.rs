@@ -42,8 +42,8 @@ pub(crate) fn processes(lab: &Lab, goals: &mut Goals) {
     report.print();
 }
 
-/// Measures processes with one thread each. A process then cannot pass the lock to its own threads,
-/// so each grant is a hand-off.
+/// Measures processes with one thread each. Such a process cannot pass the lock to its own threads,
+/// so each grant goes to another process.
 pub(crate) fn many(lab: &Lab, goals: &mut Goals) {
     let mut report = Report::new("processes of one thread");
     for (processes, delayed) in [(2, false), (4, false), (16, false), (64, false), (16, true)] {

@@ -1,11 +1,11 @@
 //! The time from the release in one process to the grant in another process that waits.
 //!
-//! A hand-over is compared with two round trips. The release goes to the server and comes as a
-//! message to the waiter, and the waiter asks and gets an answer. A hand-over follows a silence,
-//! after which all threads have to wake up. A round trip that directly follows another round trip
-//! is faster than a round trip after a silence. The goal therefore compares a hand-over with PINGs
-//! that follow an equally long silence. The table also has the times of PINGs that directly follow
-//! each other.
+//! A hand-over is compared with two round trips: the release goes to the server and becomes a
+//! message to the waiter, and the waiter sends a request and gets a reply. A hand-over follows a
+//! silence, after which all threads have to wake up. A round trip that directly follows another
+//! round trip is faster than a round trip after a silence. So the goal compares a hand-over with
+//! PINGs that follow an equally long silence. The table also has the times of PINGs that directly
+//! follow each other.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::round_trips::{self, Figures, numbers, text};
 
 pub(crate) const ROLE: &str = "hand-over";
 
-/// How long a hold lasts. A hold is long enough for the waiter to fall asleep.
+/// The lengths of the holds. Each is long enough for the waiter to fall asleep.
 const HOLDS: [u64; 2] = [2 * MILLISECOND, 7 * MILLISECOND];
 /// How long a thread rests after a release. At the end of the rest, the other thread has the lock.
 const REST: u64 = MILLISECOND;
@@ -117,7 +117,7 @@ fn hand_overs(lab: &Lab, cores: Cores, hold: u64, peer: Peer) -> Vec<f64> {
         }));
     }
     holds.sort_by_key(|held| held.granted);
-    // A grant counts only if its thread was asleep when the other thread released.
+    // Count a grant only if its thread was asleep when the other thread released the lock.
     let waited = holds.windows(2).filter(|pair| {
         pair[0].process != pair[1].process && pair[1].asked + 500 * MICROSECOND < pair[0].released
     });

@@ -17,8 +17,8 @@ use crate::report::Spread;
 /// The delay of the network, one way.
 const DELAY: Duration = Duration::from_micros(500);
 
-/// If no thread waits for another, there are this many times more rounds, and the rounds are
-/// shorter. With shorter rounds, a busy moment of the machine affects fewer of them.
+/// The factor by which rounds are shorter and more numerous if no thread waits for another. A busy
+/// moment of the machine then affects a smaller part of the rounds.
 const SHORTER: usize = 3;
 
 /// The surroundings of the measurements: the server, the network and the machine.

@@ -16,16 +16,16 @@
 //!   subscribes, tries again, and sleeps until a message comes. `lock + unlock` and `lock + drop`
 //!   are redlatch's calls.
 //! - **A contended figure has three parts**: locks in a second, switches of the lock to another
-//!   thread in a second, and the longest wait of any thread. (A lock that one thread takes again
-//!   and again is fast and useless.) In this table each holder therefore reads the last holder from
-//!   a file that all processes share, works for 3 us, and checks whether it is still alone. Waits
-//!   that go on after the end count in full.
+//!   thread in a second, and the longest wait of any thread. A lock that one thread takes again and
+//!   again is fast and useless. So each holder in this table reads the last holder from a file that
+//!   all processes share, works for 3 us, and checks whether it is still alone. Waits that go on
+//!   after the end are counted in full.
 //! - **threads**, **processes**: the smallest and the largest part of an equal share that a thread
-//!   or process got. The table has the extremes of all rounds. The goals have the median round (and
-//!   the worst round).
+//!   or process got. The table has the extremes of all rounds. The goals have the median round and
+//!   the worst round.
 //! - **scripts**, **commands**: the calls of EVALSHA and EVAL for each lock taken, and all commands
 //!   for each lock taken. The server counts them, including commands inside scripts.
-//! - A missed goal at the end is not a failure: tests judge, and benches only report.
+//! - A missed goal at the end is not a failure: only tests fail, and benches report.
 //!
 //! # To add something
 //!

@@ -1,4 +1,4 @@
-//! The cost of another level of a lock that the thread already holds.
+//! The cost of a re-entry into a lock that the thread already holds.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::report::{Goals, Spread, Table, time};
 
 pub(crate) const ROLE: &str = "re-entry";
 
-/// The number of batches. The median is not a batch that was interrupted.
+/// The number of batches. With so many batches, the median batch was not interrupted.
 const BATCHES: usize = 200;
 const BATCH: u32 = 1_000;
 

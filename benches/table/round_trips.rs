@@ -1,4 +1,4 @@
-//! The time that the server takes to answer, and the distribution of many figures.
+//! The time of a round trip to the server, and the distribution of many figures.
 
 use std::time::Duration;
 

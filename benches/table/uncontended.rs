@@ -1,4 +1,4 @@
-//! A name for each thread: the cost of a lock that no other thread wants.
+//! The cost of a lock that no other thread wants: each thread has its own name.
 
 use crate::cell::Round;
 use crate::cores::Cores;

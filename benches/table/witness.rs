@@ -1,4 +1,5 @@
-//! The witness: bytes that all processes share, with the last holder and the threads inside.
+//! The witness: bytes that all processes share, with the last holder and the threads that hold the
+//! lock now.
 
 use std::env;
 use std::fs::{self, File};
@@ -6,18 +7,19 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process;
 
-/// The view of one thread. If several threads may be inside at a time, each of them takes one of
-/// the places: a file that it locks. If only one thread may be inside, no file is locked, because
-/// the lock of the file would hide an error of the measured lock.
+/// One thread's access to the witness. If several threads may hold the measured lock at a time,
+/// each of them takes one of the places: a file that it locks. If only one thread may hold it, no
+/// file is locked, because the file's lock would hide an error of the measured lock.
 pub(crate) struct Witness {
     places: Vec<File>,
-    /// This thread's place. `None` if the thread is outside, or if there are too many threads
-    /// inside.
+    /// This thread's place. `None` if the thread does not hold the lock, or if there are too many
+    /// holders.
     at: Option<usize>,
 }
 
-/// The number of passes over the places. Other threads may change places during a pass. With more
-/// passes, a thread that should not be inside would find the place of a thread that has left.
+/// The number of passes over the places. Several are needed, because other threads may change
+/// places during a pass. With more passes, a thread too many would find the place of a thread that
+/// has just left.
 const LOOKS: usize = 3;
 
 impl Witness {
@@ -47,7 +49,7 @@ impl Witness {
         Self { places: (0..places).map(open).collect(), at: None }
     }
 
-    /// Called when this thread is inside. Returns whether this thread was also the last in its
+    /// Called when this thread has the lock. Returns whether this thread was also the last in its
     /// place.
     pub(crate) fn enter(&mut self, thread: u64) -> bool {
         self.at = match self.places.len() {

@@ -165,7 +165,7 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
         Ok(child) => child,
         Err(error) => return failed(SOFTWARE, format!("cannot start the command: {error}")),
     };
-    // From here on, only the command has its end of the socket.
+    // After this drop, only the command has its end of the socket.
     drop(command);
     let pid = Pid::from_raw(i32::try_from(child.id()).ok()?)?;
     hurry(pid);

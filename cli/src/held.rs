@@ -11,7 +11,7 @@ pub(crate) enum Held {
     Permit(ExpirablePermit),
 }
 
-/// The guards of a lock that this thread has taken once, or a second time with a fixed lease.
+/// The guards of a lock that this thread has taken, once or twice.
 pub(crate) struct Levels {
     /// The guard whose lease the client renews.
     guard: LockGuard,

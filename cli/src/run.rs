@@ -39,7 +39,8 @@ const GRACE: Duration = Duration::from_secs(5);
 const MARGIN: Duration = Duration::from_secs(2);
 /// If the guardian is paused, the group is killed again after this time.
 const AGAIN: Duration = Duration::from_millis(5);
-/// If the guardian is late by more than this time, it counts as paused and is killed.
+/// If the guardian is late by more than this time, `redlatch run` assumes that it is paused, and
+/// kills it.
 const LATE: Duration = Duration::from_secs(1);
 
 /// Takes the lock, runs the command, and returns the status.
@@ -350,8 +351,8 @@ impl Work {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .map_err(|error| no_guardian(error.into()))?;
         let guardian = command.spawn().map_err(no_guardian)?;
-        // From here on, only the guardian has its end of the socket, which closes when the guardian
-        // ends.
+        // After this drop, only the guardian has its end of the socket, which closes when the
+        // guardian ends.
         drop(command);
         let cgroup = run.cgroup.then(|| Cgroup::of(client).ok()).flatten();
         listen(&socket, events).map_err(no_guardian)?;
@@ -370,7 +371,7 @@ impl Work {
         })
     }
 
-    /// Sends the guardian the command's stdin and the deadline. From here on, the command may
+    /// Sends the guardian the command's stdin and the deadline. After this call, the command may
     /// begin.
     fn begin(&mut self, run: &Run, held: &Held) -> Result<(), Trouble> {
         start::send_stdin(&self.socket, std::io::stdin()).map_err(no_guardian)?;

@@ -35,7 +35,8 @@ fn process(job: &Job) -> Result<(), Trouble> {
     let (url, name, own) = (job.arg(0), job.arg(1), job.arg(2).parse::<usize>()?);
     let mut redis = connect(url)?;
     let counted = (url.to_owned(), format!("{name}:step"));
-    // All processes have written their cells, and none has passed the barrier, so the step counts.
+    // All processes have written their cells, and none has passed the barrier, so the step is
+    // complete.
     let steps = barrier(&Client::connect(url)?, name).with_action(move || {
         let (url, step) = &counted;
         let counts = connect(url).and_then(|mut redis| Ok(redis.incr::<_, _, usize>(step, 1)?));

@@ -23,7 +23,7 @@ const GUESTS: usize = 3;
 const KILLED_EACH: u64 = 25;
 /// The lock of a killed process is free after this time.
 const LEASE: Duration = Duration::from_millis(500);
-/// If nothing changes for this time, a process sleeps although it should work.
+/// The time without a change after which a process sleeps although it should work.
 const STILL: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
@@ -52,8 +52,8 @@ impl Counter {
         let Self { lock, not_empty, not_full, redis, name } = self;
         let guard = lock.lock()?;
         not_full.try_wait_while(&guard, || Ok::<_, Trouble>(on_it(redis, name)? >= ROOM))?;
-        // The notification comes before the change. If this process dies in between, it has woken
-        // another process without a reason, but no process sleeps beside a cake.
+        // Notify before the change: if this process dies in between, it has woken another process
+        // without a reason. In the other order, a process could sleep although there is a cake.
         not_empty.notify_one()?;
         dawdle();
         let keys = [format!("{name}:cakes"), format!("{name}:baked")];

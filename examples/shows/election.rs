@@ -40,12 +40,13 @@ fn write(url: &str, name: &str, token: FencingToken, text: &str) -> Result<bool,
 fn candidate(job: &Job) -> Result<(), Trouble> {
     let (url, name, own) = (job.arg(0), job.arg(1), job.arg(2));
     let leadership = election(&Client::connect(url)?, name).campaign()?;
-    // This process certainly leads for long enough. At this point the leader may be paused, as at
+    // This check shows that the process leads for long enough. The leader may be paused here, as at
     // any time.
     leadership.check(LEASE / 4)?;
     job.say(&format!("leads with token {}", leadership.token()));
     let _ = job.wait_line();
-    // The check has succeeded, so the process writes. A lease alone cannot prevent this write.
+    // The check has succeeded, so the process writes, perhaps too late. A lease alone cannot
+    // prevent this write.
     let taken = write(url, name, leadership.token(), own)?;
     let leads = if leadership.is_leader() { "it leads" } else { "it was deposed" };
     job.say(&format!("{}, and {leads}", if taken { "written" } else { "refused" }));

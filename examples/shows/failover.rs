@@ -1,7 +1,7 @@
 //! Shows the effect of a failover on locks, and when each client notices it. A master that
 //! Sentinels watch is killed. One lock is held, a second lock is held but is not on any replica,
-//! and several clients contend for a third lock. The second part does the same with a lock that
-//! counts as taken only when all replicas have the lock: `cargo run --release --example failover`
+//! and several clients contend for a third lock. The second part does the same with a lock that is
+//! granted only when all replicas have the grant: `cargo run --release --example failover`
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -89,7 +89,7 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     let over = CancelToken::new();
     let workers =
         (0..WORKERS).map(|_| work(connect()?, &over, &tell)).collect::<Result<Vec<_>, _>>()?;
-    // Waits until every worker has reported an acquisition.
+    // Wait until every worker has reported an acquisition.
     wait_for(&renewal_state, WORKERS, Instant::now())?;
 
     let killed = Instant::now();
@@ -99,7 +99,7 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     let mut story =
         vec![Fact { who: "sentinels", what: "have chosen another master".into(), at: switched }];
     story.extend(wait_for(&renewal_state, WORKERS, killed)?);
-    // Waits for the reports of Bert and Carl, if they have not reported yet.
+    // Wait for the reports of Bert and Carl, if they have not reported yet.
     let said = |story: &[Fact], who| story.iter().find(|fact| fact.who == who).map(|fact| fact.at);
     while said(&story, "bert").is_none() || said(&story, "carl").is_none() {
         let fact = renewal_state.recv_timeout(TIMEOUT)?;
@@ -144,7 +144,7 @@ fn act(sentinels: &Sentinels) -> Result<bool, Trouble> {
     Ok(is_held && unknown.unlock().is_err() && failed.is_empty() && later < GOES_ON)
 }
 
-/// Runs the story with a lock that counts as taken only when all replicas have the lock.
+/// Runs the story with a lock that is granted only when all replicas have the grant.
 fn acknowledged(sentinels: &Sentinels) -> Result<bool, Trouble> {
     const WITHIN: Duration = Duration::from_millis(200);
     let replicas = sentinels.replicas();

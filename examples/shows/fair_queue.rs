@@ -17,8 +17,8 @@ const CUSTOMERS: usize = 8;
 const KILLED: usize = 4;
 /// How long the service of one customer takes.
 const SERVICE: Duration = Duration::from_millis(100);
-/// About how long the other processes wait if the first process in the queue is killed. The default
-/// is 10 s.
+/// The approximate time for which the other processes wait if the first process in the queue is
+/// killed. The default is 10 s.
 const FAIR_WAIT: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
@@ -61,8 +61,8 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
         stage.hear(customer)?;
         customer.send_line("enter");
         let number = stage.hear(customer)?;
-        // The next customer comes after this customer is in the queue. (The command reads the key
-        // of the queue in Redis. Other programs need not know it.)
+        // The next customer comes after this customer is in the queue. The command reads the key of
+        // the queue in Redis, which other programs need not know.
         let queue = format!("redisson_lock_queue:{{{}}}", stage.name);
         stage.wait_until("the customer stands in the queue", || {
             Ok(redis.llen::<_, usize>(&queue)? > before)

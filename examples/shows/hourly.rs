@@ -1,5 +1,5 @@
-//! Shows a job that runs once an hour on a fleet, although machines die while they run it (here an
-//! hour is a second): `cargo run --example hourly`
+//! Shows a job that runs once an hour on a fleet, although machines die while they run it. Here an
+//! hour is a second: `cargo run --example hourly`
 
 mod stage;
 

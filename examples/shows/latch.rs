@@ -51,7 +51,7 @@ fn process(job: &Job) -> Result<(), Trouble> {
 fn show(stage: &Stage) -> Result<bool, Trouble> {
     let client = Client::connect(stage.url())?;
     let [ready, go] = latches(&client, &stage.name);
-    // The count is set before any thread waits, because a latch without a count is open.
+    // Set the count before any thread waits, because a latch without a count is open.
     ready.try_set_count(PROCESSES * RUNNERS)?;
     go.try_set_count(1)?;
 

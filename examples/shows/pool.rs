@@ -22,11 +22,11 @@ const KILLED: usize = 2;
 const USES: usize = 5;
 const FIRST_USE: Duration = Duration::from_millis(1_800);
 const USE: Duration = Duration::from_millis(150);
-/// How long a permit stays taken without a renewal.
+/// The time for which a permit stays taken without a renewal.
 const LEASE: Duration = Duration::from_millis(1_200);
-/// On a busy machine, the program may notice the return of a permit this much later.
+/// The delay with which the program may notice the return of a permit on a busy machine.
 const LATE: Duration = Duration::from_millis(700);
-/// The check of a lease may be inexact by this time.
+/// The time by which the check of a lease may be inexact.
 const EARLY: Duration = Duration::from_millis(50);
 
 fn main() -> ExitCode {
@@ -106,8 +106,8 @@ fn show(stage: &Stage) -> Result<bool, Trouble> {
         process.send_line("begin");
     }
 
-    // After this wait and the sleep, the first leases have ended. The watchdog has therefore
-    // renewed the permits.
+    // After this wait and the sleep, the first leases would have ended. So the watchdog has renewed
+    // the permits.
     stage.wait_until("the pool is in use", || Ok(redis.scard::<_, u32>(&users)? == POOL))?;
     thread::sleep(LEASE + Duration::from_millis(100));
     let out = pool.acquired_permits()?;

@@ -17,7 +17,7 @@ use stage::{Stage, Trouble};
 const PROCESSES: usize = 3;
 const READERS: usize = 4;
 const CHANGES: i64 = 40;
-/// How long a change takes from its first half to its second half, and how long a read takes.
+/// The time from the first half of a change to its second half, and the length of a read.
 const STEP: Duration = Duration::from_millis(3);
 
 fn main() -> ExitCode {
@@ -97,7 +97,8 @@ fn process(job: &Job) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Returns how often a reader saw half a change, and how many threads of a process read at a time.
+/// Returns the number of reads that saw half a change, and the number of threads of a process that
+/// read at a time.
 fn act(stage: &Stage, locked: bool) -> Result<(u64, i64), Trouble> {
     let how = if locked { "locked" } else { "unlocked" };
     let name = format!("{}:{how}", stage.name);
@@ -120,7 +121,7 @@ fn act(stage: &Stage, locked: bool) -> Result<(u64, i64), Trouble> {
         let writing = lock.writer().lock()?;
         longest = longest.max(asked.elapsed());
         change(&mut redis, &name, price)?;
-        // The writer keeps a read lock. Other threads may now read, and nobody has written in
+        // The writer keeps a read lock. Other threads may now read, and no thread has written in
         // between.
         let reading = lock.reader().lock()?;
         writing.unlock()?;

@@ -16,7 +16,7 @@ use stage::{Stage, Trouble};
 const POOL: u32 = 3;
 /// How many threads each process has.
 const THREADS: [usize; 3] = [7, 7, 6];
-/// How many times each thread uses the pool, and for how long.
+/// The number of times that each thread uses the pool, and the length of each use.
 const USES: usize = 5;
 const USE: Duration = Duration::from_millis(40);
 
@@ -36,7 +36,7 @@ fn work(pool: &Semaphore, redis: &mut Connection) -> Result<(u32, Duration), Tro
         most = most.max(redis.incr(&in_use, 1)?);
         thread::sleep(USE);
         redis.decr::<_, _, ()>(&in_use, 1)?;
-        // A drop would also give the permit back, without a wait for the server.
+        // A drop would also give the permit back, but would not wait for the server.
         permit.release()?;
     }
     Ok((most, longest))

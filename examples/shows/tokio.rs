@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout, timeout_at};
 use stage::{Stage, Trouble};
 
 /// The number of the runtime's blocking threads. At most `WAITERS` of these threads wait for locks,
-/// although more tasks wait. (By default tokio has 512 blocking threads.)
+/// although more tasks wait. By default tokio has 512 blocking threads.
 const BLOCKING_THREADS: usize = 4;
 const WAITERS: usize = 2;
 const TASKS: usize = 50;
@@ -57,7 +57,7 @@ async fn lock_async(
     Ok(taken.await??)
 }
 
-/// Releases the lock and waits for the reply. (A drop also releases the lock, and does not wait.)
+/// Releases the lock and waits for the reply. A drop also releases the lock, but does not wait.
 async fn unlock_async(guard: OwnedLockGuard) -> Result<(), Trouble> {
     Ok(spawn_blocking(move || guard.unlock()).await??)
 }

@@ -154,7 +154,7 @@ pub(crate) enum EntryReply<D> {
         now: u64,
         /// The time after which another request may succeed, even if no message comes.
         left: Duration,
-        /// The number of entries ahead in the queue.
+        /// The number of entries before the owner's entry in the queue.
         place: u32,
         by_redisson: bool,
         /// Whether the entry is new.

@@ -39,7 +39,7 @@ pub(crate) struct Cleanup {
     /// The delay before the next attempt.
     next_delay: u64,
     /// Whether the server has answered an [undo](CleanupKind::Undo). After an answer, the undo is
-    /// repeated only because the undone request may still arrive.
+    /// repeated only because the request that it undoes may still arrive.
     was_answered: bool,
     /// Whether an answer to the last command may complete the cleanup.
     may_complete: bool,
@@ -152,8 +152,8 @@ impl Cleanup {
     }
 
     /// Repeats a numbered request whose outcome is unknown, until the server has applied the
-    /// request or would have forgotten its number. `permits` is the number of permits that a
-    /// semaphore's request gives back, as for [`Requests::record_applied`].
+    /// request, or has had the time to forget the request's number. `permits` is the number of
+    /// permits that a semaphore's request gives back, as for [`Requests::record_applied`].
     pub(crate) fn numbered(
         name: &Name,
         copy: Command,
@@ -246,7 +246,8 @@ impl Cleanup {
     }
 
     /// Handles an outcome. Returns whether the cleanup goes on. `ended` is true after the client
-    /// has ended. After the end of the client, only a debt whose command got an answer goes on.
+    /// has ended. After the end of the client, a cleanup goes on only if it pays a debt and its
+    /// command got an answer.
     pub(crate) fn handle_outcome(
         &mut self,
         outcome: &Outcome,

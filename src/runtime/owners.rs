@@ -32,7 +32,7 @@ pub(crate) struct LiveOwner {
 }
 
 impl Core {
-    /// Makes a new owner, which is live while the returned `LiveOwner` exists. `hears`: see
+    /// Makes a new owner, which is live while the returned `LiveOwner` exists. For `hears`, see
     /// [`ClientId::next_owner_to`](crate::scripts::ClientId::next_owner_to).
     pub(crate) fn next_owner_to(self: &Arc<Self>, mode: Mode, hears: bool) -> (Owner, LiveOwner) {
         let owner = self.id.next_owner_to(mode, hears);

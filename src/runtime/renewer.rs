@@ -41,7 +41,8 @@ pub(crate) struct Renewer {
     /// The number of the server.
     server: usize,
     /// The maximum number of names in one call: [`NAMES_PER_CALL`], or one in a cluster. In a
-    /// cluster two names are usually in two slots, or at two servers while their slot moves.
+    /// cluster, two names are usually in two slots. Even two names of one slot may be at two
+    /// servers while the slot moves.
     names_per_call: usize,
     /// A separate connection, so that renewals and callers' commands do not delay each other.
     own: OwnLink,

@@ -19,7 +19,7 @@ pub(crate) enum ChainClock {
     /// The start is unknown.
     #[default]
     Unknown,
-    /// In ms, from a grant by message.
+    /// The server's clock, in ms, from the message of a grant.
     Server,
     /// In nanoseconds.
     Process,
@@ -27,7 +27,7 @@ pub(crate) enum ChainClock {
 
 const MS: u64 = 1_000_000;
 /// The same time as `MIN_CHAIN_AGE` in `lua/hand_off.lua`. A release does not send a younger chain,
-/// because its two arguments would cost the server as much as a command. As a consequence, the next
+/// because the two additional arguments would cost the server as much as a command. So the next
 /// chain may begin up to 10 ms too late.
 pub(super) const MIN_CHAIN_AGE: u64 = 10 * MS;
 

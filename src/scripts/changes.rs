@@ -120,7 +120,7 @@ impl Log {
     }
 
     /// Notes that this run of the server has received all changes of these semaphores that were
-    /// made before `asked`. From then on, these changes count as changes at this run.
+    /// made before `asked`. From then on, the log treats these changes as changes at this run.
     pub(super) fn record_mended(&mut self, run: u64, asked: u64, is_meant: impl Fn(&str) -> bool) {
         let now = clock::now();
         for change in &mut self.changes {

@@ -25,8 +25,8 @@ static KEEP_ALIVE: LazyLock<CachedScript> = script!(LIST; FAIR, "fair/keep_alive
 pub(crate) struct FairScripts<'a> {
     pub(crate) key: &'a str,
     pub(crate) keys: &'a FairKeys,
-    /// Two times: how long a waiter of redlatch counts as alive without a keep-alive, and how long
-    /// a waiter of Redisson keeps its entry.
+    /// Two times: for the first, a waiter of redlatch counts as alive without a keep-alive. For the
+    /// second, a waiter of Redisson keeps its entry.
     pub(crate) waits: [Duration; 2],
     /// The number of the client's database.
     pub(crate) database: i64,

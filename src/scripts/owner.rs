@@ -111,8 +111,8 @@ impl ClientId {
     }
 }
 
-/// Returns the lowest owner number of this time since 1970. A time before 2004 would look like the
-/// number of a ticket, so it gets the lowest number that has a time.
+/// Returns the lowest owner number of this time since 1970. For a time before 2004, the number
+/// would be one of a ticket's numbers. So such a time gets the lowest number that has a time.
 fn first_number_at(time: Duration) -> u64 {
     ((time.as_millis() as u64) << BELOW_MILLIS).max(WITH_TIME)
 }
@@ -210,7 +210,7 @@ impl Owner {
         }
     }
 
-    /// Returns the time at which the owner's process asked for the lock, by the clock of that
+    /// Returns the time at which the owner's process requested the lock, by the clock of that
     /// process. Returns `None` if the owner's number contains no time.
     pub(crate) fn asked_at(&self) -> Option<SystemTime> {
         let number = Some(self.number()).filter(|number| *number >= WITH_TIME)?;

@@ -166,15 +166,16 @@ impl Requests {
         outcome
     }
 
-    /// Closes a request. After this, no copy of the request may be sent. May be called twice.
+    /// Closes a request. After this, no copy of the request may be sent. A second call has no
+    /// effect.
     pub(crate) fn close(&self, request_id: RequestId) {
         self.sequences.lock().close(request_id);
     }
 
-    /// Like [`close`](Self::close), for a request that has changed the number of free permits.
-    /// `mark`: the mark in its reply. `permits`: zero if the request was undone. Returns `true` if
-    /// the caller must [repeat](Self::mend_commands_for) this change, because a new master may have
-    /// received only the changes before it.
+    /// Like [`close`](Self::close), for a request that has changed the number of free permits by
+    /// `permits` (zero if the request was undone). `mark` is the mark in its reply. Returns `true`
+    /// if the caller must [repeat](Self::mend_commands_for) this change, because a new master may
+    /// have received only the changes before it.
     ///
     /// A thread may read the old master's reply, be suspended, and call this function after the
     /// renewer has sent all changes to the new master. So this function first adds the change and

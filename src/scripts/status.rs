@@ -33,8 +33,9 @@ pub(crate) struct KeyData {
     /// The owners that wait. For each: whether it wants to read, the time for which it has waited,
     /// and the kind of lock: `fair`, `lock` or `read-write`.
     pub(crate) queue: Vec<(Vec<u8>, bool, i64, String)>,
-    /// How many of Redisson's clients listen for releases of a lock and of a read-write lock, and
-    /// how many clients listen for changes of a semaphore and of a latch.
+    /// Four numbers of subscribers: Redisson's clients that wait for releases of a lock, those that
+    /// wait for releases of a read-write lock, the clients that wait for changes of a semaphore,
+    /// and those of a latch.
     pub(crate) listeners: [u64; 4],
 }
 

@@ -195,7 +195,7 @@ fn the_end_waits_for_no_message_of_others() {
     }
     let server = server();
     let client = Client::builder(&server.url()).response_timeout(LONG_LEASE).connect().unwrap();
-    // The client listens to two channels, but no message ever comes.
+    // The client subscribes to two channels, but no message ever comes.
     for name in ["silent", "silent too"] {
         hold_as_redisson(&mut server.connection(), name, LONG_LEASE);
         assert!(
@@ -480,7 +480,7 @@ fn no_thread_outlives_a_client_of_a_server_that_stays_frozen() {
     }
     let server = server();
     let client = impatient(&server.url()).connect().unwrap();
-    // The client listens, but no message ever comes.
+    // The client subscribes, but no message ever comes.
     hold_as_redisson(&mut server.connection(), "foreign", LONG_LEASE);
     assert!(
         answered(|| client.reentrant_lock("foreign").try_lock_for(TIME_UNIT / 2))

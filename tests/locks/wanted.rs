@@ -205,7 +205,7 @@ fn a_holder_finds_redissons_waiters_at_its_renewal() {
 #[test]
 fn a_holder_asks_again_when_it_may_have_missed_a_message() {
     let server = server();
-    // On a slow machine, the first look may come after the waiter.
+    // On a slow machine, the holder's first query may come after the waiter.
     wait_until("the holder looks before the waiter comes", TIMEOUT, || {
         let guard = watched(&server, HOUR).reentrant_lock("missed").with_wanted().lock().unwrap();
         let calls = Calls::of(&guard);

@@ -1,7 +1,7 @@
 //! The metrics of some processes that contend for locks, while processes are killed, paused and cut
 //! off from the server. A run takes a minute and a half, and writes a picture.
 //!
-//! Each second the program asks every process for the metrics that a Prometheus server would
+//! Each second the program reads from every process the metrics that a Prometheus server would
 //! collect. The figures are those of Prometheus's functions `rate`, `sum` and `histogram_quantile`.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ const SECONDS: usize = 90;
 /// The faults, each with the earliest second of the run for it. A fault hits the process that has
 /// just got the lock `report`.
 const FAULTS: [(usize, &str); 3] = [(14, "kill -9"), (38, "SIGSTOP"), (62, "cut off")];
-/// After this number of seconds a paused process continues, or another process takes the place of a
+/// The number of seconds after which a paused process continues, or another process replaces a
 /// killed process.
 const MENDED_AFTER: usize = 7;
 
@@ -74,7 +74,7 @@ type Scrape = BTreeMap<String, f64>;
 
 #[derive(Default)]
 struct Run {
-    /// The metrics by second and by process. The replacement of a killed process counts as another
+    /// The metrics by second and by process. The replacement of a killed process is another
     /// process.
     scrapes: Vec<Vec<Option<Scrape>>>,
     /// For each fault: the second at which it comes, and its word in the picture.

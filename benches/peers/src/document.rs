@@ -50,7 +50,7 @@ fn gap(round: &Round, kill: usize) -> f64 {
 fn figures(work: &Work) -> &'static [Figure] {
     match (work.figures, work.places) {
         (Figures::Pairs, _) => &[GRANTS, COMMANDS, CPU],
-        // Several threads may hold the lock at a time, so the number of switches has no meaning.
+        // If several threads may hold the lock at a time, the number of switches has no meaning.
         (Figures::Contended, places) if places != 1 => &[GRANTS, SLOWEST, LONGEST, COMMANDS, CPU],
         (Figures::Contended, _) => &[GRANTS, SWITCHES, SLOWEST, LONGEST, COMMANDS, CPU],
         (Figures::Events, _) => &[MEDIAN, LATE, NUMBER],

@@ -17,7 +17,7 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
-    /// Returns the wait from the time at which the thread asked or should have asked.
+    /// Returns the wait from the thread's call, or from the intended start of the call.
     pub(crate) fn wait(&self) -> u64 {
         let until = if self.granted > 0 { self.granted } else { self.released };
         until.saturating_sub(self.asked)
@@ -45,19 +45,19 @@ pub(crate) fn read(files: &[impl AsRef<Path>]) -> Vec<Grant> {
     grants
 }
 
-/// Returns how often the lock went to another thread.
+/// Returns the number of grants to another thread than the grant before.
 pub(crate) fn switches(grants: &[Grant]) -> usize {
     let thread = |grant: &Grant| (grant.process, grant.thread);
     grants.windows(2).filter(|pair| thread(&pair[0]) != thread(&pair[1])).count()
 }
 
-/// Returns how often too many threads held the lock.
+/// Returns the number of grants at which too many threads held the lock.
 pub(crate) fn doubles(grants: &[Grant], places: usize) -> usize {
     let mut inside: Vec<Grant> = Vec::new();
     let mut doubles = 0;
     for grant in grants.iter().filter(|grant| grant.granted > 0) {
         inside.retain(|other| other.released > grant.granted);
-        // Readers may be inside together.
+        // Readers may hold the lock together.
         let together = inside.iter().filter(|other| grant.writes || other.writes || places > 0);
         doubles += usize::from(together.count() >= places.max(1));
         inside.push(*grant);

@@ -203,7 +203,7 @@ impl Lab {
     /// Runs a peer's processes once.
     fn run(&mut self, work: &Work, peer: &Peer, length: u64) -> Result<Run, String> {
         let (commands, cpu) = self.effort(peer.store);
-        // By this time the last process has received the start.
+        // At this time the last process has received the start.
         let start = clock::now() + 50 * MILLISECOND;
         let end = start + length;
         let files = self.files(work.processes);
@@ -300,8 +300,9 @@ impl Lab {
         let times: Vec<u64> = grants.iter().map(|it| it.granted).filter(|it| *it > 0).collect();
         let seconds = |at: u64| at.saturating_sub(start) as f64 / SECOND as f64;
         let kills = killed.iter().map(|at| {
-            // Returns the longest time without a grant. After the holder's death, no grant comes
-            // until the lock is free. After the waiter's death, the longest gap counts.
+            // Compute the longest time without a grant. After the holder's death, this is the time
+            // until the lock is free. After the waiter's death, it is the longest gap between two
+            // grants.
             let after: Vec<u64> =
                 [*at].into_iter().chain(times.iter().copied().filter(|it| it > at)).collect();
             let gaps = after.windows(2).map(|pair| pair[1] - pair[0]);
@@ -343,7 +344,7 @@ impl Lab {
             None => self.server.url(),
         };
         for (process, driver) in drivers.iter_mut().take(count).enumerate() {
-            // The holder that is killed would hold the lock until after its death.
+            // The holder that is killed must hold the lock until its death.
             let inside = if process == work.processes { 60 * SECOND } else { work.inside };
             let lease = if kills { SHORT_LEASE } else { LEASE };
             driver.tell(&format!(

@@ -54,7 +54,7 @@ pub(crate) struct Round {
     pub(crate) shares: Vec<u64>,
     /// All waits, or the times of all grants in s.
     pub(crate) points: Vec<f64>,
-    /// The times of the two kills in s, and how long no grant came after each kill.
+    /// The times of the two kills in s, each with the time without a grant after it.
     pub(crate) kills: Vec<(f64, f64)>,
 }
 

@@ -23,7 +23,8 @@ pub(crate) enum Store {
 
 /// The longest time until a server is ready.
 const START_BOUND: Duration = Duration::from_secs(20);
-/// In two rows of a table, 64 processes run, and each of their threads has a session.
+/// Postgres's limit of sessions. In two rows of a table, 64 processes run, and each of their
+/// threads has a session.
 const CONNECTIONS: &str = "max_connections=300";
 
 /// Waits until the parent is gone, and then ends the server and removes its folder.
@@ -128,8 +129,7 @@ impl StoreServer {
         children.chain([self.server.id()]).collect()
     }
 
-    /// Returns for how long the processors have worked for the server so far, in ns, if the system
-    /// knows it.
+    /// Returns the processor time of the server so far, in ns, if the system reports it.
     pub(crate) fn processor(&self) -> Option<u64> {
         let of_thread = |folder: PathBuf| {
             let text = fs::read_to_string(folder.join("schedstat")).ok()?;
@@ -164,7 +164,7 @@ impl Drop for StoreServer {
             // Postgres ends its sessions and frees its memory at this signal.
             let _ = kill_process(pid, Signal::QUIT);
         }
-        // After the wait for the server, another process may get its id. So the guard ends first.
+        // End the guard first: after the wait for the server, another process may get its id.
         if let Some(mut input) = self.guard.stdin.take() {
             let _ = input.write_all(b"end\n");
         }

@@ -51,7 +51,8 @@ const DEFAULTS: &[Peer] = &[
     OURS, DROP, REDISSON, REDISLOCK, REDSYNC, RUEIDIS, RUEIDIS_1, PYTHON, NODE, RLOCK, RSLOCK,
     POSTGRES, ETCD,
 ];
-/// If a polling thread and the server share a core, the thread keeps the server waiting.
+/// The peers for works with polling. A polling thread keeps the server waiting if both share a
+/// core.
 const POLLED: &[Peer] = &[
     OURS, BUSY, DROP, BUSY_DROP, REDISSON, REDISLOCK, REDSYNC, RUEIDIS, RUEIDIS_1, PYTHON, NODE,
     RLOCK, RSLOCK, POSTGRES, ETCD,
@@ -148,12 +149,13 @@ pub(crate) struct Work {
     /// Whether the round trip to the server takes 1 ms.
     pub(crate) far: bool,
     pub(crate) inside: u64,
-    /// The most time by which a turn holds the lock for longer than `inside`.
+    /// The longest time by which a turn exceeds `inside`.
     pub(crate) spread: u64,
     pub(crate) rest: u64,
     /// The length of a round, as a multiple of the usual length.
     pub(crate) length: f64,
-    /// How many threads may hold the lock at a time. Zero means many readers or one writer.
+    /// The number of threads that may hold the lock at a time. Zero stands for many readers or one
+    /// writer.
     pub(crate) places: usize,
 }
 
@@ -221,8 +223,8 @@ pub(crate) const WORKS: &[Work] = &[
         title: "Hand-over between two processes, each holds 1.5 to 2.5 ms",
         figures: Figures::Events,
         processes: 2,
-        // If all holds lasted equally long, they would end at the same point of a polling peer's
-        // sleep.
+        // The holds differ in length: equal holds would all end at the same point of a polling
+        // peer's sleep.
         inside: 3 * MILLISECOND / 2,
         spread: MILLISECOND,
         rest: MILLISECOND,

@@ -42,7 +42,7 @@ fn all_listen(server: &Server, watcher: &Client) -> bool {
     })
 }
 
-/// With the default lease, only a message can notify the holder in time.
+/// The lease is an hour, so only a message can notify the holder in time.
 #[test]
 fn a_command_whose_lock_is_wanted_can_end_early() {
     let server = server();

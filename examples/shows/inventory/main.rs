@@ -101,8 +101,8 @@ fn keep_shop(job: &Job, duty: &Duty) -> Result<Receipts, Trouble> {
 
     let trap = |stock: &mut Stock, left| {
         if duty.deadly.contains(&left) && stock.dies_first(left)? {
-            // The thread has the lock and has read the stock, but has not sold yet. At this point
-            // the process is killed, or paused until other processes have sold.
+            // The thread has the lock and has read the stock, but has not sold yet. The process is
+            // killed here, or paused until other processes have sold.
             job.say("in mid-sale");
             let _goes_on = job.wait_line();
         }
@@ -288,7 +288,7 @@ fn show(options: &Options) -> Result<bool, Trouble> {
     // `connect` reports a problem with the server before the show begins.
     drop(Client::connect(server.url())?);
     let stop = Arc::new(AtomicBool::new(false));
-    // From here on, Ctrl-C becomes an error, so that each value's drop cleans up.
+    // From now on, Ctrl-C becomes an error, so that each value's drop cleans up.
     ctrlc::set_handler({
         let stop = Arc::clone(&stop);
         move || stop.store(true, Ordering::Relaxed)

@@ -70,9 +70,8 @@ impl Stock {
             .exec(&mut self.connection)
     }
 
-    /// Does the same as [`sell_one`](Self::sell_one), in one script. The server runs the script
-    /// only while the guard's lock is held. If the lock was lost, sells nothing and returns
-    /// `false`.
+    /// Like [`sell_one`](Self::sell_one), but in one script. The server runs the script only while
+    /// the guard's lock is held. If the lock was lost, sells nothing and returns `false`.
     pub(crate) fn sell_one_under(&self, guard: &LockGuard, seen: i64) -> Result<bool, Error> {
         let Keys { items, ledger, .. } = &self.keys;
         let line = format!("{} {seen}", self.process);
@@ -83,13 +82,13 @@ impl Stock {
         }
     }
 
-    /// Returns `true` only to the first process that asks at this number of items. That process is
-    /// then killed or paused.
+    /// Returns `true` only to the first process that calls this at this number of items. That
+    /// process is then killed or paused.
     pub(crate) fn dies_first(&mut self, left: i64) -> RedisResult<bool> {
         self.connection.sadd(&self.keys.deaths, left)
     }
 
-    /// Does the same as [`left`](Self::left), and extends the time to live of the keys.
+    /// Like [`left`](Self::left), but also extends the time to live of the keys.
     pub(crate) fn keep(&mut self) -> RedisResult<i64> {
         redis::pipe()
             .expire(&self.keys.items, KEPT)

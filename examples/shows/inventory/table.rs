@@ -143,7 +143,8 @@ fn stops(outcomes: &[(Scenario, Outcome)]) -> String {
     )
 }
 
-/// Describes the stale sales. Only the last items are oversold, but every sale may be stale.
+/// Describes the stale sales: those for which the stock had changed since it was read. Only the
+/// last items are oversold, but every sale may be stale.
 fn stale_looks(outcomes: &[(Scenario, Outcome)]) -> String {
     let (mut stale, mut sold) = ([0; 2], [0; 2]);
     for (scenario, outcome) in outcomes {

@@ -27,7 +27,7 @@ pub(crate) struct Stage {
     pub(crate) token: CancelToken,
 }
 
-/// The `main` of an example. Runs `show`. In a process that the example has started, runs `part`.
+/// The `main` of an example. Runs `show`, or runs `part` in a process that the example has started.
 /// The exit status is 1 if `show` returns `false`.
 pub(crate) fn play(
     example: &str,
@@ -85,7 +85,8 @@ impl Stage {
         let cancelled = token.clone();
         ctrlc::set_handler(move || {
             cancelled.cancel();
-            // If the server does not answer, this ends the process.
+            // End the process if the show has not ended by then, because the server does not
+            // answer.
             thread::sleep(Duration::from_secs(5));
             exit(130);
         })?;

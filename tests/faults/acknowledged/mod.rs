@@ -1,4 +1,4 @@
-//! Locks that count as taken only when replicas have them: `replica_acks`.
+//! Locks that are granted only when replicas have the grant: `replica_acks`.
 
 mod hand_off;
 mod leases;

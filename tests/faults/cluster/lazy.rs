@@ -1,4 +1,4 @@
-//! A client that starts before it has met any server of the cluster.
+//! A client that starts before it has a connection to any server of the cluster.
 
 use super::*;
 

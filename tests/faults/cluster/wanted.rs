@@ -1,5 +1,5 @@
-//! A message on the client's own channel tells a holder that others wait, even after the slot has
-//! moved.
+//! A message on the client's own channel notifies a holder that others wait, even after the slot
+//! has moved.
 
 use super::*;
 

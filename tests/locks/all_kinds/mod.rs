@@ -116,7 +116,7 @@ fn another(server: &Server) -> Client {
 }
 
 /// Returns the error of a call that waits for the lock and is granted it by a message. The call's
-/// next request asks for a lease of an hour. The server runs that request, but its reply is lost.
+/// next request has a lease of an hour. The server runs that request, but its reply is lost.
 fn error_after_a_grant(
     theirs: &Arc<dyn Lock>,
     proxy: &Proxy,

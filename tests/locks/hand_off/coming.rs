@@ -1,4 +1,4 @@
-//! Processes and threads that ask for the lock for the first time.
+//! Processes and threads that request the lock for the first time.
 
 use super::*;
 

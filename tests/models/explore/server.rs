@@ -142,9 +142,9 @@ pub(crate) struct Server {
     pub(crate) asked: Vec<(Owner, i64, i64)>,
     pub(crate) window: Option<i64>,
     pub(crate) token: u64,
-    /// The clients that listen to their own channels, with one bit for each.
+    /// The clients that have subscribed to their own channels, with one bit for each.
     pub(crate) listens: u32,
-    /// The number of Redisson clients that listen to the public channel.
+    /// The number of Redisson clients that have subscribed to the public channel.
     pub(crate) others: i64,
     pub(crate) told: Vec<Message>,
 }

@@ -401,7 +401,7 @@ impl World {
         reply
     }
 
-    /// Sends the server's messages to the clients that listen.
+    /// Sends the server's messages to the clients that have subscribed.
     fn deliver(&mut self) {
         for mut message in std::mem::take(&mut self.server.told) {
             // Remove the parts of a message that no process reads, because they would only increase

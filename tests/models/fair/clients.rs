@@ -49,7 +49,7 @@ pub(crate) struct Client {
     /// The time of the client's last keep-alive for its waiters.
     pub(crate) last_sign: i64,
     pub(crate) deaf: bool,
-    /// Whether a redlatch client listens to its own channel.
+    /// Whether a redlatch client has subscribed to its own channel.
     pub(crate) listens: bool,
 }
 

@@ -6,7 +6,7 @@
 //! release it or let it expire. After every script the keys are checked against the rules
 //! (`rules.rs`). There is at most one holder. Owners get the lock in the order of arrival. No
 //! client uses a grant message that is too old. A free lock belongs to the first waiter in the
-//! queue. No redlatch waiter that lives and listens is dropped. No Redisson waiter is dropped
+//! queue. No live redlatch waiter with a subscription is dropped. No Redisson waiter is dropped
 //! before its time is over. A paused redlatch waiter costs two seconds. At the end no keys are
 //! left.
 

@@ -76,7 +76,7 @@ fn waiters_of_a_latch_that_is_opened_or_kept_do_not_hear_of_its_end() {
         assert!(latch.try_set_count_for(1, SHORT_TIMEOUT).unwrap());
         let waiters = waiters(&latch, 3);
         assert!(latch.expire(LONG_LEASE).unwrap());
-        // This is later than the end that the latch had.
+        // This time is later than the end of the latch's first time to live.
         thread::sleep(SHORT_TIMEOUT + TIME_UNIT);
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
         ends(&latch).unwrap();

@@ -8,8 +8,8 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
 
-// connectEtcd opens a session for each thread, since the mutexes of a session exclude no other one.
-// The sessions share a client.
+// connectEtcd opens a session for each thread, because mutexes of the same session do not exclude
+// each other. The sessions share a client.
 func connectEtcd(given options, names []string) ([]acquire, func(), error) {
 	ctx := context.Background()
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{given["url"]}})

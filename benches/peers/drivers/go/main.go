@@ -1,4 +1,4 @@
-// A driver of Go's libraries. src/drive/mod.rs describes what it reads and writes.
+// A driver of Go's libraries. src/drive/mod.rs describes its input and output.
 package main
 
 import (
@@ -78,8 +78,8 @@ func main() {
 	}
 }
 
-// connect returns what each thread calls, and a function that closes the connections. With an error,
-// the function may be nil.
+// connect returns an acquire function for each thread, and a function that closes the connections.
+// If there is an error, the second function may be nil.
 type connect func(given options, names []string) ([]acquire, func(), error)
 
 var peers = map[string]connect{
@@ -117,7 +117,7 @@ func prepare(given options) (*session, error) {
 	return &session{options: given, threads: threads, close: closed}, nil
 }
 
-// run lets all threads go, and returns how many calls failed.
+// run starts all threads, and returns the number of calls that failed.
 func (s *session) run(given options) int {
 	out, err := os.Create(given["out"])
 	if err != nil {
@@ -211,7 +211,7 @@ func sleepUntil(at int64) {
 	time.Sleep(time.Duration(at - now()))
 }
 
-// work keeps its core busy for a short time, and sleeps for a long one.
+// work keeps its core busy if the time is short, and sleeps if it is long.
 func work(until int64) {
 	if until-now() > 100_000 {
 		sleepUntil(until)

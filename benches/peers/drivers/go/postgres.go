@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// connectPostgres opens a session for each thread, since a session may take its own lock again.
+// connectPostgres opens a session for each thread, because a session may take its own lock again.
 func connectPostgres(given options, names []string) ([]acquire, func(), error) {
 	ctx := context.Background()
 	var sessions []*pgx.Conn
@@ -34,7 +34,7 @@ func connectPostgres(given options, names []string) ([]acquire, func(), error) {
 	return threads, closed, nil
 }
 
-// advisory takes an advisory lock of a session. With polls it asks every millisecond.
+// advisory takes an advisory lock of a session. With polls, it tries every millisecond.
 func advisory(session *pgx.Conn, key int64, polls bool) acquire {
 	ctx := context.Background()
 	said := func(sql string) (yes bool, err error) {

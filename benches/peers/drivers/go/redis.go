@@ -13,7 +13,7 @@ import (
 	"github.com/redis/rueidis/rueidislock"
 )
 
-// connectRedis connects redislock or redsync, by go-redis.
+// connectRedis connects redislock or redsync, over go-redis.
 func connectRedis(given options, names []string) ([]acquire, func(), error) {
 	address, err := redis.ParseURL(given["url"])
 	if err != nil {

@@ -1,4 +1,4 @@
-// A driver of node-redlock. src/drive/mod.rs describes what it reads and writes.
+// A driver of node-redlock. src/drive/mod.rs describes its input and output.
 'use strict';
 
 const fs = require('fs');
@@ -13,7 +13,7 @@ const sleepUntil = (at) => {
   return left > 0 ? new Promise((resolve) => setTimeout(resolve, left)) : undefined;
 };
 
-// Keeps the core busy for a short time, and sleeps for a long one.
+// Keeps the core busy if the time is short, and sleeps if it is long.
 const work = async (until) => {
   if (until - now() > 100_000n) await sleepUntil(until);
   while (now() < until);

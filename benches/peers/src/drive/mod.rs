@@ -16,10 +16,11 @@
 //! - `close` closes all connections. The answer is `closed`.
 //!
 //! Times are on `CLOCK_MONOTONIC`, in ns. For each grant the file `out` gets four little-endian
-//! `u64`: the thread (bit 32 is set for a writer), and three times. The thread asked, or should
-//! have asked, at the first time. It got the lock at the second time (0: it gave up at the end). It
-//! began to release the lock at the third time. With `through=1` the driver writes each grant at
-//! once. A driver repeats a call that fails, and counts the wait from the first call.
+//! `u64`: the thread (bit 32 is set for a writer), and three times. The first time is that of the
+//! thread's call, or the intended start of the call. The second is that of the grant (0: the thread
+//! gave up at the end). The third is the beginning of the release. With `through=1` the driver
+//! writes each grant at once. A driver repeats a call that fails, and counts the wait from the
+//! first call.
 
 use std::collections::HashMap;
 use std::fs;
@@ -58,7 +59,7 @@ pub(crate) fn lease(options: &Options) -> Duration {
     Duration::from_millis(number(options, "lease"))
 }
 
-/// Returns how long the holder works in this turn.
+/// Returns the time for which the holder works in this turn.
 pub(crate) fn inside(options: &Options, turn: u64) -> u64 {
     number(options, "inside") + number(options, "spread") / 16 * (turn * 5 % 16)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Client, Options, Turn, is_writer, lease, name};
 use crate::clock;
 
-/// How long a thread polls for its reply, in the works with polling.
+/// The time for which a thread polls for its reply, in the works with polling.
 const POLLED: Duration = Duration::from_micros(50);
 
 pub(crate) struct Redlatch {

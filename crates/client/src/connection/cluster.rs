@@ -46,7 +46,7 @@ const NO_OWNER: u16 = u16::MAX;
 
 /// The servers of a cluster that the client knows, and the owner of each slot.
 pub struct Cluster {
-    /// The template for the servers' endpoints.
+    /// The template for the endpoints of the cluster's servers.
     template: Endpoint,
     map: AddressMap,
     lanes: OnceLock<usize>,

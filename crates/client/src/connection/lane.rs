@@ -37,8 +37,8 @@ const MAX_UNREAD: usize = if IS_MODEL { 2 } else { 1_000 };
 pub struct Lane {
     endpoint: Arc<Endpoint>,
     state: Mutex<LaneState>,
-    /// Whether the background thread has been asked to call [`service`](Self::service) and has not
-    /// begun this call: [`NOT_REQUESTED`], [`REQUESTED`] or [`REQUESTED_AGAIN`].
+    /// Whether the background thread must call [`service`](Self::service) and has not begun this
+    /// call: [`NOT_REQUESTED`], [`REQUESTED`] or [`REQUESTED_AGAIN`].
     service_requests: AtomicU8,
     /// The number of posted releases of permits without a reply. This number must be well below
     /// [`MAX_UNREAD`].
@@ -123,7 +123,7 @@ pub struct LaneWork {
 pub enum LaneCheck {
     /// The background thread must call [`service`](Lane::service).
     Service,
-    /// Check again soon: a reply may be owed, or there was another post.
+    /// Check again soon, because a reply may be missing or there was another post.
     Again,
     /// Nothing. The next post requests a service again.
     Done,
@@ -134,7 +134,7 @@ pub enum LaneCheck {
 pub enum Posted {
     /// No thread will read the reply yet: the caller must wake the background thread.
     NeedsService,
-    /// A thread has been asked to read the reply.
+    /// Another thread will read the reply.
     ServiceRequested,
 }
 
@@ -198,10 +198,10 @@ impl Lane {
         self.request_service()
     }
 
-    /// Decides whether the background thread, which was asked for a [`service`](Self::service), must
-    /// call `service` now. Usually a caller has already read the replies to all posts, together with
-    /// its own reply. While there are more posts, the lane must be checked again, so that a post
-    /// need not ask. Does no I/O.
+    /// Decides whether the background thread, which a post has woken, must call
+    /// [`service`](Self::service) now. Usually a caller has already read the replies to all posts,
+    /// together with its own reply. If there were more posts in the meantime, the background thread
+    /// must call `check` again, so that a post need not wake it. Does no I/O.
     ///
     /// `patience` is the time for which a reply may be missing before the background thread reads
     /// it.
@@ -239,8 +239,8 @@ impl Lane {
     /// failure. If `to_open` is zero, the commands fail at once, without a look-up of the host's
     /// name.
     ///
-    /// Returns `false` if another thread combines, or if there is more to do. A thread that was
-    /// asked for this call must then [request another call](Self::request_service).
+    /// Returns `false` if another thread combines, or if there is more to do. If so, the background
+    /// thread must [request another call](Self::request_service).
     pub fn service(&self, patience: Duration, to_open: Duration) -> bool {
         // While the server waits for replicas, this call reads nothing, but it writes the unwritten
         // bytes. A thread that waits for the reply reads it. If there is no such thread, a later

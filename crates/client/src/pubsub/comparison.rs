@@ -44,7 +44,8 @@ impl PubSub {
     }
 
     /// Handles the reply to a command of [`comparison_commands`](Self::comparison_commands).
-    /// Returns a message for the log when it first finds clients with the other kind of channels.
+    /// Returns a message for the log when a reply first shows clients with the other kind of
+    /// channels.
     pub fn read_comparison(&self, outcome: &Outcome) -> Option<String> {
         let found = match outcome {
             Ok(Value::Array(counts)) => counts.iter().any(|it| matches!(it, Value::Int(1..))),

@@ -171,7 +171,7 @@ impl Tracking {
         matches!(step, TrackingStep::Ask { key, .. } if self.keys.contains_key(key))
     }
 
-    /// Asks about new keys, and about the keys in `late`.
+    /// Returns the queries of new keys, and of the keys in `late`.
     pub(super) fn track_new(&mut self, new: Vec<ToTrack>) -> TrackingSteps {
         let now = clock::now();
         let (mut fresh, mut known, mut steps) = (Vec::new(), Vec::new(), TrackingSteps::default());

@@ -223,7 +223,7 @@ impl Drop for Combiner<'_> {
             }
             // The queue has only posts, because the first call would be the next combiner. Without
             // a connection, or with too many unread replies, posts wait for the background thread,
-            // which has been asked to call `service`.
+            // which was woken to call `service`.
             let owed = self.link.as_ref().map_or(MAX_UNREAD, |link| link.owed());
             if state.queue.is_empty() || owed >= MAX_UNREAD {
                 let owes = self.link.is_some() && owed > 0;

@@ -10,12 +10,12 @@ use crate::connection::ReplicaAcks;
 use crate::connection::limit::deadline_in;
 use crate::connection::outcome::{Cause, Failure, ReplyReceiver};
 
-/// How late the reply to a WAIT for absent replicas may be. The server looks at the time of a WAIT
-/// only when it wakes up: ten times a second (`hz`), or for a client's command.
+/// How late the reply to a WAIT for absent replicas may be. The server checks the time limit of a
+/// WAIT only when it wakes up: ten times a second (`hz`), or for a client's command.
 const LATE_WAIT: Duration = Duration::from_millis(100);
 
-/// Replies that have been read, but for which it is not known yet whether enough replicas have the
-/// writes of their commands. The reply to a later WAIT decides this.
+/// Replies that have been read, but that must wait for the reply to a later WAIT. That reply says
+/// whether enough replicas have the writes of their commands.
 pub(super) struct Acknowledgements {
     replies: VecDeque<Unacknowledged>,
     /// The number of WAITs without a reply, and the latest time of the reply to the last of them.

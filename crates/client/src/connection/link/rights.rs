@@ -45,8 +45,7 @@ impl KnownRights {
         if let Some(query) = self.query_for(command)
             && let Some(bytes) = command.to_rights_query(channels, &self.random_name())
         {
-            // The query is sent as text: it is asked once, so the server does not have to
-            // remember it.
+            // Send the query as text: it is sent once, so the server need not store it.
             return (bytes.into(), Some(SentRightsQuery { query, login: self.logins }));
         }
         (command.bytes_for(channels), None)
