@@ -19,7 +19,7 @@ pub(crate) const WAITER_ROLE: &str = "waiter";
 
 /// The time from one count-down to the next.
 const PACE: u64 = 4 * MILLISECOND;
-/// How long the latch stays open after a count-down.
+/// The time for which the latch stays open after a count-down.
 const OPEN: u64 = MILLISECOND;
 /// The time for which a woken waiter does not use the latch. It is longer than `OPEN`.
 const REST: u64 = 3 * MILLISECOND / 2;

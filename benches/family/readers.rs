@@ -15,7 +15,7 @@ use crate::report::{Goals, Spread, Table, count, digits, time};
 pub(crate) const ROLE: &str = "readers and a writer";
 
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// How long each reader and each writer holds the lock.
+/// The time for which each reader and each writer holds the lock.
 const INSIDE: u64 = 3 * MICROSECOND;
 /// The time from a write to the request for the next write.
 const BETWEEN_WRITES: u64 = MILLISECOND;

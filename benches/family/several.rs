@@ -17,7 +17,7 @@ pub(crate) const ROLE: &str = "several";
 const NAMES: usize = 3;
 const PROCESSES: usize = 4;
 const THREADS: usize = 4;
-/// How long all three locks are held.
+/// The time for which all three locks are held.
 const STAY: u64 = 50 * MICROSECOND;
 /// The time after which the last process has received the start.
 const START_DELAY: u64 = 50 * MILLISECOND;

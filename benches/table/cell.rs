@@ -15,7 +15,7 @@ use crate::witness::Witness;
 
 pub(crate) const ROLE: &str = "cell";
 
-/// How long a holder works.
+/// The time for which a holder works.
 pub(crate) const INSIDE: u64 = 3 * MICROSECOND;
 /// The number of turns after which the server has the scripts, and each waiter has subscribed once.
 const WARM_UP: usize = 3;

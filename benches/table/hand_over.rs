@@ -22,7 +22,8 @@ pub(crate) const ROLE: &str = "hand-over";
 
 /// The lengths of the holds. Each is long enough for the waiter to fall asleep.
 const HOLDS: [u64; 2] = [2 * MILLISECOND, 7 * MILLISECOND];
-/// How long a thread rests after a release. At the end of the rest, the other thread has the lock.
+/// The time for which a thread rests after a release. At the end of the rest, the other thread has
+/// the lock.
 const REST: u64 = MILLISECOND;
 const TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -16,7 +16,7 @@ use crate::report::{Goals, Table, count, digits, time};
 
 pub(crate) const ROLE: &str = "holds";
 
-/// How often the bench checks all guards.
+/// The time between two checks of all guards.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Takes all locks, and watches them for one lease, in which each lock is renewed three times.

@@ -49,8 +49,8 @@ impl Witness {
         Self { places: (0..places).map(open).collect(), at: None }
     }
 
-    /// Called when this thread has the lock. Returns whether this thread was also the last in its
-    /// place.
+    /// Called when this thread has the lock. Returns whether this thread was also the last thread
+    /// that took this place.
     pub(crate) fn enter(&mut self, thread: u64) -> bool {
         self.at = match self.places.len() {
             1 => Some(0),

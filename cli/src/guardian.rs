@@ -126,7 +126,8 @@ struct Guardian {
     /// The signal of `--on-wanted` that the command has not got yet.
     wanted: Option<Signal>,
     grace: u64,
-    /// How long before the deadline the group is killed. A killed process takes some time to die.
+    /// The time before the deadline at which the group is killed. A killed process takes some time
+    /// to die.
     margin: u64,
     /// The deadline, after which another process may have the lock.
     until: u64,

@@ -19,7 +19,7 @@ use crate::args::Args;
 use crate::trouble::{SOFTWARE, Trouble, shown};
 use crate::who;
 
-/// How often the screen checks for a finished scan while no key is pressed.
+/// The time between two checks for a finished scan, while no key is pressed.
 const LOOK: Duration = Duration::from_millis(100);
 
 pub(crate) fn top(args: &Args, pattern: &str, every: Duration, json: bool) -> Result<u8, Trouble> {

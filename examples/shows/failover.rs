@@ -15,7 +15,7 @@ use redlatch_testkit::Sentinels;
 
 type Trouble = Box<dyn Error + Send + Sync>;
 
-/// How many clients contend for a lock.
+/// The number of clients that contend for a lock.
 const WORKERS: usize = 4;
 /// After the Sentinels' decision, all clients must continue within this time.
 const GOES_ON: Duration = Duration::from_secs(3);

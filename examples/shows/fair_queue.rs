@@ -15,7 +15,7 @@ use stage::{Stage, Trouble};
 
 const CUSTOMERS: usize = 8;
 const KILLED: usize = 4;
-/// How long the service of one customer takes.
+/// The time that the service of one customer takes.
 const SERVICE: Duration = Duration::from_millis(100);
 /// The approximate time for which the other processes wait if the first process in the queue is
 /// killed. The default is 10 s.

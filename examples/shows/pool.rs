@@ -16,9 +16,9 @@ use stage::{Stage, Trouble};
 const POOL: u32 = 4;
 const PROCESSES: usize = 4;
 const THREADS: usize = 2;
-/// How many processes are killed while they have a permit of the pool.
+/// The number of processes that are killed while they have a permit of the pool.
 const KILLED: usize = 2;
-/// How many times each thread uses the pool. The first use is longer than a lease.
+/// The number of times that each thread uses the pool. The first use is longer than a lease.
 const USES: usize = 5;
 const FIRST_USE: Duration = Duration::from_millis(1_800);
 const USE: Duration = Duration::from_millis(150);

@@ -14,7 +14,7 @@ use redlatch_testkit::{Job, Worker};
 use stage::{Stage, Trouble};
 
 const POOL: u32 = 3;
-/// How many threads each process has.
+/// The number of threads of each process.
 const THREADS: [usize; 3] = [7, 7, 6];
 /// The number of times that each thread uses the pool, and the length of each use.
 const USES: usize = 5;

@@ -23,7 +23,7 @@ const PROCESSES: usize = 4;
 const CLERKS: usize = 4;
 /// The number of transfers by each clerk.
 const TRANSFERS: usize = 40;
-/// How long a clerk works from the check of two balances to their change.
+/// The time from a clerk's check of two balances to their change.
 const WORK: Duration = Duration::from_millis(1);
 /// A time that is longer than the change takes. The clerk does not rely on locks that may end
 /// sooner.

@@ -133,7 +133,7 @@ pub(crate) struct Outcome {
     /// The number of late writes to the store. Each late write was made beside a script of its
     /// guard.
     pub(crate) late_plain: u64,
-    /// How many plain writes to the store overwrote the count of another write.
+    /// The number of plain writes to the store that overwrote the count of another write.
     pub(crate) lost_plain: u64,
     pub(crate) elapsed: Duration,
     pub(crate) version: String,

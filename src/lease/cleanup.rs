@@ -18,8 +18,8 @@ const FIRST_RETRY: u64 = 50_000_000;
 const LAST_RETRY: u64 = 10_000_000_000;
 /// The time after which no request can still be in transit, unless the server was paused.
 const MAX_TRANSIT: Duration = Duration::from_secs(600);
-/// How long to repeat a command that soon becomes useless. The time is longer than the lease of a
-/// grant by message.
+/// The time for which a command is repeated if it soon becomes useless. The time is longer than the
+/// lease of a grant by message.
 const SHORT_REPEAT: Duration = Duration::from_secs(3);
 const _: () = assert!(SHORT_REPEAT.as_nanos() > schedule::PROVISIONAL as u128);
 

@@ -49,9 +49,9 @@ const RAISE_RETRY_AFTER: u64 = 400 * MS;
 /// ends before then needs no tracking.
 pub(crate) const TRACK_AFTER: u64 = 100 * MS;
 
-/// If a guard has an `on_wanted` callback and a lease that is not renewed, the client asks the
-/// server after each such part of the lease whether others wait. (A renewed hold needs no such
-/// query, because the answer to a renewal says whether others wait.)
+/// If a guard has an `on_wanted` callback and a lease that is not renewed, the client queries after
+/// each such part of the lease whether others wait. A renewed hold needs no such query, because the
+/// reply to a renewal says whether others wait.
 pub(crate) const ASK_WANTED_AFTER: u64 = RENEW_AFTER;
 
 /// A keep-alive of a fair lock's waiter is valid for a limited time. The client sends this many
@@ -85,7 +85,7 @@ const _: () = {
     );
 };
 
-/// How long a renewal waits for its reply.
+/// Returns the time for which a renewal waits for its reply.
 pub(crate) fn reply_wait(watchdog_timeout: Duration) -> Duration {
     (watchdog_timeout / REPLY_WAIT).max(Duration::from_millis(10))
 }

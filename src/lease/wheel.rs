@@ -295,8 +295,8 @@ const NIL: u32 = u32::MAX;
 /// The number of bits in a word of `occupied`.
 const WORD: usize = u64::BITS as usize;
 
-/// How many cells an empty wheel keeps. With these cells, a few short-lived entries allocate
-/// nothing.
+/// The number of cells that an empty wheel keeps. With these cells, a few short-lived entries
+/// allocate nothing.
 const SPARE: usize = 64;
 
 #[cfg(test)]

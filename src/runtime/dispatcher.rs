@@ -40,7 +40,7 @@ struct ServerRenewer {
     unstarted: Option<Receiver<Job>>,
 }
 
-/// How often the dispatcher tries again to start a renewer's thread.
+/// The time between two attempts to start a renewer's thread.
 const START_RETRY: Duration = Duration::from_millis(100);
 
 impl Dispatcher {

@@ -83,8 +83,7 @@ fn word<T: std::str::FromStr>(text: &str) -> Option<(T, &str)> {
     Some((word.parse().ok()?, rest))
 }
 
-/// Splits a text at its first space. (For words as short as these, `split_once` takes twice as
-/// long.)
+/// Splits a text at its first space. For words as short as these, `split_once` takes twice as long.
 fn cut(text: &str) -> Option<(&str, &str)> {
     let at = text.bytes().position(|byte| byte == b' ')?;
     Some((&text[..at], &text[at + 1..]))

@@ -54,7 +54,7 @@ use crate::scripts::{self, ChangedNames, ClientId, LockKeys, Requests, Rights, S
 
 /// The assumed time of a round trip before the first exchange with the server.
 const ASSUMED_ROUND_TRIP: Duration = Duration::from_micros(500);
-/// How long a background thread follows the redirects of a command in a cluster.
+/// The time for which a background thread follows the redirects of a command in a cluster.
 const RESEND_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The state that a client's handles and background threads share.

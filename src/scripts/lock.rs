@@ -399,7 +399,7 @@ pub(crate) enum Released {
 
 /// Sends a release of a lock of any kind and waits for the reply. If the connection breaks, sends
 /// the release once more. If the second reply is "not held", the first copy has probably released
-/// the lock. (A server that was restarted may have lost the hold instead.)
+/// the lock. Or the server was restarted and has lost the hold.
 pub(crate) fn release(
     route: &Route,
     command: &Command,

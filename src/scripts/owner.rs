@@ -23,8 +23,8 @@ const WRITES: &str = ":write";
 /// limit of exact integers in Lua. They are below 2⁵³ until the year 2248.
 const BELOW_MILLIS: u32 = 10;
 const STEP: u64 = 1 << 2;
-/// The flag of an owner whose process wants a message when others wait for its lock. (The second
-/// flag is reserved, and zero.)
+/// The flag of an owner whose process wants a message when others wait for its lock. The second
+/// flag is reserved, and zero.
 const HEARS: u64 = 1;
 /// The least number that has a time and flags. The numbers of older versions are counters, which
 /// never get so high.

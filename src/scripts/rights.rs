@@ -531,7 +531,7 @@ impl KindRights {
         };
         // A request for locks of these kinds may name several locks, and the names come first.
         let names = match self.rights {
-            // (A query without a request has one key.)
+            // A query that is sent without a request has one key.
             Rights::Locks | Rights::ReadWriteLocks => "math.max(1, #KEYS / 3)",
             Rights::FencedLocks => "math.max(1, #KEYS / 4)",
             _ => "1",

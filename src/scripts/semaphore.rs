@@ -38,9 +38,10 @@ pub(crate) struct SemaphoreScripts<'a> {
 
 impl SemaphoreScripts<'_> {
     /// Takes permits for these needs, in order, until a need cannot be satisfied. The first need is
-    /// satisfied if enough permits are free. A later need is satisfied only if all needs so far fit
-    /// into the share of one of `clients` clients. Returns the number of taken permits, which is
-    /// zero if too few were free for the first need, or `None` if there is no such semaphore.
+    /// satisfied if enough permits are free. A later need is satisfied only if this need and the
+    /// needs before it together fit into the share of one of `clients` clients. Returns the number
+    /// of taken permits, which is zero if too few were free for the first need, or `None` if there
+    /// is no such semaphore.
     pub(crate) fn try_acquire(
         self,
         request_id: RequestId,

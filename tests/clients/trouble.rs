@@ -97,7 +97,7 @@ fn every_other_name_works() {
     }
 }
 
-// Leases and waits.
+// The following tests are about leases and waits.
 
 /// Makes calls that must work with every valid lease.
 fn works(lock: &ReentrantLock) -> Result<(), Error> {

@@ -45,7 +45,7 @@ pub(crate) struct Lab {
     drivers: BTreeMap<Program, Vec<Driver>>,
     files: TempDir,
     cells: usize,
-    /// How many Java processes have warmed up.
+    /// The number of Java processes that have warmed up.
     warm: usize,
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 pub(crate) struct Options {
     pub(crate) rounds: usize,
     pub(crate) seconds: f64,
-    /// How long Java warms up.
+    /// The time for which Java warms up.
     pub(crate) warm: f64,
     pub(crate) quick: bool,
     pub(crate) from: Option<PathBuf>,

@@ -58,7 +58,7 @@ impl ReplyReceiver for Heard {
 struct Play {
     lane: Arc<Lane>,
     server: Arc<Server<NoKeys>>,
-    /// How often a post has requested that the background thread calls `service`.
+    /// The number of posts that have requested a call of `service` by the background thread.
     asked: AtomicUsize,
     /// The arguments of the [`taken`] commands whose threads left without a reply.
     left: Mutex<Vec<Vec<u8>>>,

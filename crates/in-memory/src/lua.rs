@@ -228,8 +228,8 @@ fn failure(error: &LuaValue) -> mlua::Result<Value> {
     })
 }
 
-/// Writes whole numbers and halves as C's `%.17g` does. (Other numbers, which the scripts do not
-/// use, are written as Rust writes them.)
+/// Writes whole numbers and halves as C's `%.17g` does. Writes other numbers, which the scripts do
+/// not use, as Rust does.
 fn number_text(number: f64) -> String {
     if number.is_infinite() {
         return if number > 0.0 { "inf" } else { "-inf" }.to_owned();

@@ -53,9 +53,9 @@ pub struct Redis<K> {
 /// The faults that a test sets.
 #[derive(Debug, Default)]
 pub struct Faults {
-    /// How many of the next scripts are refused.
+    /// The number of the next scripts that are refused.
     pub refusals: usize,
-    /// How many of the next scripts lose their replies. Each loss breaks the connection.
+    /// The number of the next scripts that lose their replies. Each loss breaks the connection.
     pub lost_replies: usize,
     /// The server refuses the scripts with these hashes.
     pub refused: HashSet<String>,

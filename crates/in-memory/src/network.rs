@@ -33,7 +33,7 @@ pub struct Server<K> {
 struct State<K> {
     redis: Redis<K>,
     clock: Clock,
-    /// How many more times a connection may break.
+    /// The number of times that a connection may still break.
     breaks: usize,
 }
 

@@ -38,7 +38,7 @@ use stock::{Keys, Stock};
 
 type Trouble = Box<dyn Error + Send + Sync>;
 
-/// How long a sale takes from the check of the stock to the change of the stock.
+/// The time of a sale from the check of the stock to the change of the stock.
 const WORK: Duration = Duration::from_micros(500);
 /// Enough time for the change. If the lock may end sooner, the sale does not begin.
 const SLACK: Duration = Duration::from_millis(200);
@@ -165,9 +165,10 @@ struct Scenario {
     guard: Guard,
     /// The client's `watchdog_timeout`. The lock of a killed process stays taken for this time.
     lease: Duration,
-    /// How many processes are killed while they hold the lock.
+    /// The number of processes that are killed while they hold the lock.
     kills: usize,
-    /// How many processes are paused while they hold the lock, until other processes have sold.
+    /// The number of processes that are paused while they hold the lock, until other processes have
+    /// sold.
     stops: usize,
     /// Whether a sale is a script of the guard.
     is_fenced: bool,

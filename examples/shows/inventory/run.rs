@@ -13,7 +13,7 @@ use crate::stock::{Keys, Stock};
 use crate::table::{duration, thousands};
 use crate::{Guard, Receipts, Scenario, Trouble};
 
-/// How often the program checks the processes and the stock.
+/// The time between two checks of the processes and the stock.
 const TICK: Duration = Duration::from_millis(5);
 /// If there is no sale for this time after the end of a lease, the scenario fails.
 const TIMEOUT: Duration = Duration::from_secs(15);

@@ -10,8 +10,8 @@ use crate::history::{Event, Fault, Kind, Outcome, Round, Step};
 /// If no fault is near, a message wakes a waiter within this time. If the message is lost, the
 /// waiter's next regular request comes later.
 const AT_ONCE: u64 = ms(2500);
-/// How long after a fault wake-ups may be late. A client needs time for a reconnect and for the
-/// slowest poll.
+/// The time after a fault in which wake-ups may be late. A client needs time for a reconnect and
+/// for the slowest poll.
 const AFTER: u64 = ms(6000);
 /// A waiter for a lock sends a request every 1.2 s at the latest. So after half of the lost
 /// messages, the lock is idle for longer than this time.

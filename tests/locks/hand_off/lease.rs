@@ -69,7 +69,7 @@ fn is_raised_once(server: &Server) -> bool {
         // real ends.
         let now = entered.elapsed();
         let left = Duration::from_millis(pttl(&mut redis, "fixed").unsigned_abs());
-        // (On a busy machine, time passes between the read of the clock and the request.)
+        // On a busy machine, time passes between the read of the clock and the request.
         for left in [left, guard.remaining()] {
             assert!(now + left < lease + TIME_UNIT * 7, "it ends {:?} after the grant", now + left);
         }

@@ -353,7 +353,8 @@ fn a_process_that_keeps_acquiring_does_not_starve_another() {
     let server = server();
     let clients = [client(&server), client(&server)];
     let stop = Arc::new(AtomicBool::new(false));
-    // The last holder's process, and how often the process changed. The holder writes both.
+    // The process of the last holder, and the number of times that this process changed. The holder
+    // writes both.
     let (last, changes) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(0)));
     let threads: Vec<_> = (0..8)
         .map(|at| {

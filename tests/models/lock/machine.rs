@@ -1,5 +1,5 @@
 //! Tests the client's rules one by one, without a server: the client's actions and their times.
-//! (`src/ask/entry/tests.rs` has the rules of the state machine alone.)
+//! `src/ask/entry/tests.rs` has the rules of the state machine alone.
 
 use super::kind::PlainLock;
 use crate::simulated::client::{Input, LEASE, MS, Output, Process, SECOND, Time, Timer};

@@ -398,8 +398,8 @@ impl Command {
     }
 
     /// Returns the same call with a text that first runs the check of the query and then the
-    /// script. (For the server, this text is a different script.) Returns `None` for a plain
-    /// command or a call without a query.
+    /// script. For the server, this text is a different script. Returns `None` for a plain command
+    /// or a call without a query.
     pub(crate) fn to_rights_query(&self, channels: Channels, random: &str) -> Option<Vec<u8>> {
         let (EvalParts { script, .. }, query) = (self.script?, self.query?);
         let code = format!(

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use crate::cancel::{CancelToken, Registration};
 use crate::sync::{Waker, thread_local};
 
-/// How often a thread in a read checks its token: a cancel does not wake a thread in a read.
+/// The time between two checks of the token by a thread in a read: a cancel does not wake such a
+/// thread.
 const CANCEL_CHECK: Duration = Duration::from_millis(5);
 
 /// See the module's documentation.

@@ -351,8 +351,8 @@ impl Link {
         }
     }
 
-    /// Fails if the client has connected to a newer run of the server than the link's run. (A load
-    /// balancer may keep the connection to the old run open.)
+    /// Fails if the client has connected to a newer run of the server than the link's run. A load
+    /// balancer may keep the connection to the old run open.
     ///
     /// A thread that makes a change first notes the last run, then writes the change, and then
     /// records the change for the noted run. This check comes between the first two steps. So the

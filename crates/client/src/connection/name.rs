@@ -22,7 +22,7 @@ use super::server::InfoReply;
 use super::socket::{Closer, look_up};
 use crate::sync::{Condvar, Mutex};
 
-/// How often the name is looked up.
+/// The time between two look-ups of the name.
 const LOOK_UP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The name of one host, and the open connections to it.

@@ -21,7 +21,8 @@ struct Known {
 
 static OUTAGES: Mutex<BTreeMap<String, Known>> = Mutex::new(BTreeMap::new());
 
-/// How long an outage is remembered after its end: another client may notice it late.
+/// The time for which an outage is remembered after its end, because another client may notice it
+/// late.
 const REMEMBER_FOR: Duration = Duration::from_secs(60);
 
 /// No thread holds the mutex for this long. If it is locked for longer, this process is a forked

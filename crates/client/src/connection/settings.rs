@@ -30,7 +30,7 @@ pub struct Settings {
     /// The map from the addresses that servers report to the addresses to which the client
     /// connects.
     pub address_map: AddressMap,
-    /// How long a thread that waits for its reply polls the connection before it sleeps.
+    /// The time for which a thread that waits for its reply polls the connection before it sleeps.
     pub busy_poll: Duration,
     /// Opens the streams of bytes to the servers. If it is `None`, the client uses the network.
     pub dialer: Option<Dialer>,

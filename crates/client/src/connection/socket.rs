@@ -24,8 +24,8 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// If the other side has not confirmed bytes for this time, the system breaks the connection.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
 const UNCONFIRMED_TIMEOUT: Duration = Duration::from_secs(15);
-/// How much the socket's own timeout may exceed the deadline. This slack saves a system call for
-/// each exchange.
+/// The time by which the socket's own timeout may exceed the deadline. This slack saves a system
+/// call for each exchange.
 const TIMEOUT_SLACK: Duration = Duration::from_millis(10);
 /// The maximum number of reads after the deadline, for bytes that arrived before the deadline. A
 /// TLS record needs two reads.
@@ -56,7 +56,7 @@ pub(super) struct Socket {
 struct BusyPoll {
     /// The longest time for which a thread polls. If this is zero, the thread sleeps at once.
     longest: Duration,
-    /// How much time polling has saved on this connection.
+    /// The time that polling has saved on this connection.
     spin: Spin,
     /// Whether the next read is for a reply for which a caller waits.
     is_due: bool,

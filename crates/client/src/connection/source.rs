@@ -21,7 +21,7 @@ pub trait Provided: Clone + Send + 'static {
     /// The name of the thread that calls the user's code.
     const THREAD: &'static str;
 
-    /// How long the server accepts the value. `None`: until the value is changed.
+    /// Returns the time for which the server accepts the value. `None`: until the value is changed.
     fn valid_for(&self) -> Option<Duration>;
 
     /// Whether the two values are equal for the server.

@@ -67,8 +67,8 @@ impl Connection {
             Ok((connection, greeted.map_err(|error| hung_up(error, address))?))
         };
         match open() {
-            // The server closed the connection at once (CLIENT KILL, or the server is starting).
-            // Another attempt is safe, because the commands so far changed nothing.
+            // The server closed the connection at once, because of a CLIENT KILL or because it is
+            // starting. Another attempt is safe, because the commands so far changed nothing.
             Err(error) if error.is_connection_dropped() => open(),
             // The user and the password may just have been changed.
             Err(error) if login.may_change() && is_refusal(&error) => open(),

@@ -41,7 +41,7 @@ use tracking::{MAX_KEYS, Tracking};
 use crate::connection::{Channels, Command, Node, Servers, slot_of};
 use crate::sync::{Condvar, Mutex};
 
-/// How often the control message is published while there are subscriptions.
+/// The time between two control messages while there are subscriptions.
 pub const HEARTBEAT: Duration = Duration::from_secs(3);
 /// The longest time that a message takes to arrive over a connection that works.
 const DELIVERY_TIME: Duration = Duration::from_millis(300);

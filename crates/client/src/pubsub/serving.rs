@@ -14,8 +14,8 @@ use super::tracking::{Tracking, TrackingStep, TrackingSteps};
 use super::{CONTROL, PubSub};
 use crate::connection::{Channels, Command, Connection, is_redirect, slot_of};
 
-/// How long a subscription is kept after the last listener leaves. Without this delay, a busy lock
-/// would subscribe and unsubscribe for every wait.
+/// The time for which a subscription is kept after the last listener leaves. Without this delay, a
+/// busy lock would subscribe and unsubscribe for every wait.
 const KEEP_IDLE_FOR: Duration = Duration::from_secs(10);
 /// The silence after which the connection counts as dead.
 const MAX_SILENCE: Duration = Duration::from_secs(10);

@@ -1,30 +1,29 @@
 //! How a client notices a loss early: the server reports changes of a hold's key.
 //!
 //! The subscriber's connection turns on `CLIENT TRACKING`: the server tracks the keys that this
-//! connection reads. (This needs RESP3, in which a connection with subscriptions may also send
-//! other commands.) For each hold that has lasted for a while, the subscriber asks the server
-//! whether the hold is still there. The query reads the key, so the server reports the key's
-//! next change: a change by a command, the end of the lease, or an eviction. The subscriber then
-//! asks the same query again, and the server tracks the key again. If the hold still exists, the
-//! change was a renewal, perhaps by this client. If the hold does not exist, or the query is
-//! refused, the client renews the hold at once. The reply to the renewal shows whether the hold is
-//! lost.
+//! connection reads. Tracking needs RESP3, in which a connection with subscriptions may also send
+//! other commands. For each hold that has lasted for a while, the subscriber sends a query whether
+//! the hold still exists. The query reads the key, so the server reports the key's next change: a
+//! change by a command, the end of the lease, or an eviction. The subscriber then sends the same
+//! query again, and the server tracks the key again. If the hold still exists, the change was a
+//! renewal, perhaps by this client. If the hold does not exist, or the server refuses the query,
+//! the client renews the hold at once. The reply to the renewal shows whether the hold is lost.
 //!
-//! The server's report and the reply to the query are only hints: a hold that is being released
-//! no longer exists at the server either. Only the reply to a renewal proves a loss.
+//! The server's report and the reply to the query are only hints: a hold that this client has just
+//! released does not exist at the server either. Only the reply to a renewal proves a loss.
 //!
 //! A query follows every reported change, and pushed messages and replies arrive in the order of
 //! the server's events. So as long as the connection is open, the subscriber misses no change. On a
 //! new connection, the subscriber first queries all keys.
 //!
-//! In a cluster, the subscriber of the server with the key's slot asks. A server that has lost the
-//! slot redirects the next query. The key then becomes a new key of the new server's subscriber.
-//! If two servers report a key in the meantime, the client asks about the key twice.
+//! In a cluster, the subscriber of the server with the key's slot sends the query. A server that
+//! has lost the slot redirects the next query. The key then becomes a new key of the new server's
+//! subscriber. If both servers report the key in the meantime, the client queries it twice.
 //!
-//! If a key changes all the time, as a semaphore's does, the subscriber asks about it at most
-//! [`MAX_QUERIES`] times in a [`QUERY_PERIOD`]. The subscriber asks about the key again when it
-//! next reads its queue, at the latest at the next heartbeat. The subscriber does the same if the
-//! server has no memory to track a key, or could not reply to the query.
+//! A semaphore's key may change all the time. The subscriber queries such a key at most
+//! [`MAX_QUERIES`] times in a [`QUERY_PERIOD`]. It queries the key again when it next reads its
+//! queue, at the latest at the next heartbeat. The same happens if the server has no memory to
+//! track a key, or could not reply to the query.
 
 use std::collections::HashMap;
 use std::fmt;

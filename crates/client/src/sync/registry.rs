@@ -21,8 +21,8 @@ struct Recent<T> {
     closed: bool,
 }
 
-/// How long a name is kept after its last use, and the maximum number of such names. The entry has
-/// the state of the fairness between processes, which matters for milliseconds.
+/// The time for which a name is kept after its last use, and the maximum number of such names. The
+/// entry has the state of the fairness between processes, which matters for milliseconds.
 const KEPT: u64 = 1_000_000_000;
 const MOST_KEPT: usize = 1_024;
 

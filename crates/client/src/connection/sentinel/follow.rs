@@ -22,9 +22,9 @@ const CHANNELS: [&[u8]; 2] = [b"+switch-master", b"+promoted-slave"];
 /// After a silence of this length the thread sends a PING to the Sentinel. The thread waits equally
 /// long for the reply.
 const PING_AFTER: Duration = Duration::from_secs(1);
-/// How often the thread asks another Sentinel for the master.
+/// The time between two requests to another Sentinel for the master.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3);
-/// How long the request to another Sentinel may take. Meanwhile the thread reads no message.
+/// The time limit of such a request. Meanwhile the thread reads no message.
 const CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 /// The first pause before the thread tries the next Sentinel, after it could not listen to one.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
