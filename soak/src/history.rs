@@ -319,7 +319,7 @@ pub(crate) struct Process {
 }
 
 /// All kinds of faults, for `--faults`.
-pub(crate) const FAULTS: [&str; 24] = [
+pub(crate) const FAULTS: [&str; 25] = [
     "kill",
     "stop",
     "stop beyond a lease",
@@ -341,6 +341,7 @@ pub(crate) const FAULTS: [&str; 24] = [
     "connections refused",
     "byte by byte",
     "replies and requests lost or late",
+    "scripts late",
     "failover on command",
     "master killed",
     "slot moved",

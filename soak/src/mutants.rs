@@ -63,13 +63,13 @@ const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "a hold that is passed on before its scripts",
-        faults: "replies and requests lost or late",
+        faults: "scripts late",
         only: "evals",
         replaced: &[],
     },
     Mutant {
         name: "a script without a reply that counts as not run",
-        faults: "replies and requests lost or late",
+        faults: "scripts late",
         only: "evals",
         replaced: &[],
     },

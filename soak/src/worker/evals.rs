@@ -17,7 +17,7 @@ impl Worker {
         let terms = self.terms();
         let (lock, name, kind): (Box<dyn Lock>, _, _) = match self.rng.random_range(0..3) {
             0 => {
-                let name = self.of_now("evals", 2);
+                let name = self.of_now("evals", 1);
                 (Box::new(terms.of(self.client.reentrant_lock(&name))), name, Kind::Reentrant)
             }
             1 => {
@@ -85,6 +85,11 @@ impl Worker {
             }
             if let Err(error) = self.store.write_late(&name, &writer, twin) {
                 self.shared.odd(format!("the store: {error}"));
+            }
+            // A thread that leaves at once lets the next thread of its process begin before a late
+            // script runs.
+            if count.is_none() && self.rng.random() {
+                break;
             }
         }
         leave(&self.shared, kept, self.rng.random_ratio(1, 3));
