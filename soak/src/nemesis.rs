@@ -311,9 +311,9 @@ impl Nemesis<'_> {
                 sleep(rng, 50..500);
                 network.trickle(false);
             }),
-            // A script of a guard that runs late may run under the hold of another thread. Such scripts
-            // are few among all requests, so they have a kind of fault of their own. The delay is
-            // short, because the threads of a process pass a hold on for 10 ms at most.
+            // A script of a guard that runs late may run under the hold of another thread. Such
+            // scripts are few among all requests, so they have a kind of fault of their own. The
+            // delay is short, because the threads of a process pass a hold on for 10 ms at most.
             6 => {
                 let late = Action::LateRequest(Duration::from_millis(1 << rng.random_range(0..5)));
                 let shots = rng.random_range(5..30);
