@@ -56,7 +56,7 @@ fn hands_on(one: &dyn Lock, other: &dyn Lock, client: &Client) {
     assert!(other.try_lock().unwrap().into_option().is_none());
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            other.try_lock_for(LONG_LEASE).unwrap().into_option().unwrap().unlock().unwrap()
+            other.try_lock_for(LONG_LEASE).unwrap().into_option().unwrap().unlock().unwrap();
         });
         await_waiters(client, one.name(), 1);
         assert!(guard.is_held());
