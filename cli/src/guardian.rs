@@ -216,8 +216,8 @@ fn guard(mut words: impl Iterator<Item = OsString>) -> Option<()> {
 /// Linux first divides a core among sessions. In a busy session, a process of any niceness was 0.7
 /// s late, but a process in its own session was only 25 ms late.
 fn hurry(command: Pid) {
-    // The leader of a group cannot begin a session. For a moment, before the command begins, this
-    // process therefore joins the command's group.
+    // The leader of a group cannot begin a session. So this process joins the command's group for a
+    // moment, before the command begins.
     let joined = getpgid(Some(command)).and_then(|group| setpgid(None, Some(group)));
     if joined.and_then(|()| setsid()).is_ok() {
         let _refused = fs::write("/proc/self/autogroup", URGENT.to_string());
@@ -293,8 +293,8 @@ impl Guardian {
             self.kill_group();
         }
         let status = wait(WaitId::Pid(self.pid), WaitIdOptions::NOWAIT).unwrap_or(SOFTWARE);
-        // A command does not inherit the other end of `start`. That end is therefore closed when
-        // the command begins.
+        // A command does not inherit the other end of `start`. So that end is closed when the
+        // command begins.
         let failed = self.stdin.is_some() || matches!(self.start.read(&mut [0]), Ok(1..));
         (status, self.lost, failed)
     }

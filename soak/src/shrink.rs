@@ -1,8 +1,8 @@
 //! Finds the smallest set of work, faults and processes with which a violation still occurs.
 //!
-//! A seed repeats the random choices, but not the interleaving of processes. Each attempt therefore
-//! runs until its first violation of the same check. An attempt without a violation shows only that
-//! the violation is rarer with these options.
+//! A seed repeats the random choices, but not the interleaving of processes. So each attempt runs
+//! until its first violation of the same check. An attempt without a violation shows only that the
+//! violation is rarer with these options.
 
 use crate::history::FAULTS;
 use crate::options::Options;

@@ -12,8 +12,8 @@ const DRIFT: u64 = 1_000;
 /// the other waiters wait this long for the lock.
 pub(crate) const PROVISIONAL: u64 = 2_000 * MS;
 
-/// Returns the deadline of a lease. The lease counts from `sent_at`, before its request was sent,
-/// and the possible drift of the clocks is subtracted. No guard says "held" after its deadline.
+/// Returns the deadline of a lease. The lease counts from `sent_at`, a time before its request was
+/// sent. The possible drift of the clocks is subtracted. No guard says "held" after its deadline.
 pub(crate) fn deadline(sent_at: u64, lease: Duration) -> u64 {
     // Redis counts whole milliseconds. Redis rounds the requested lease down to milliseconds, and
     // its clock may be up to a millisecond late.

@@ -159,8 +159,7 @@ impl FairScripts<'_> {
         self.command(&RELEASE, &arguments)
     }
 
-    /// Returns the command that shortens the lease of a hold that no thread has any longer to
-    /// `rest`.
+    /// Returns the command that shortens the lease of a hold to `rest`. No thread has the hold now.
     pub(crate) fn keep_command(self, owner: &Owner, rest: Duration, passed: &[Owner]) -> Command {
         let (owner, mut digits) = (owner.text(), [0; 20]);
         let passed: Vec<_> = passed.iter().map(Owner::text).collect();

@@ -255,8 +255,7 @@ impl LockScripts<'_> {
         self.end_command(self.script_set().give_up, owner, chain)
     }
 
-    /// Returns the command that shortens the lease of a hold that no thread has any longer to
-    /// `rest`.
+    /// Returns the command that shortens the lease of a hold to `rest`. No thread has the hold now.
     pub(crate) fn keep_command(self, owner: &Owner, rest: Duration) -> Command {
         let (owner, mut digits) = (owner.text(), [0; 20]);
         let arguments = [&owner, millis(rest, &mut digits)].map(Pieces::from);

@@ -91,7 +91,7 @@ impl From<Failure> for Trouble {
             matches!(failure, Failure::Reset(_)) && error.kind() == redis::ErrorKind::Parse;
         Self::Unknown(
             match failure {
-                // The error counts as transient, because the next connection may work.
+                // The error is transient, because the next connection may work.
                 _ if is_odd => Error::new(ErrorKind::Protocol, what).transient(true),
                 Failure::TimedOut(_) => Error::new(ErrorKind::ResponseTimeout, what),
                 _ => Error::new(ErrorKind::Unavailable, what),

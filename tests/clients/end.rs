@@ -313,7 +313,7 @@ fn shutdown_ends_waits_and_holds_and_all_later_calls() {
             assert!(error.to_string().contains("\"later\""), "{error}");
         }
         assert!(held.unlock().is_err());
-        // A second shutdown has no effect, and neither has the drop.
+        // A second shutdown and the drop have no effect.
         client.shutdown();
         drop((client, lock));
         assert_eq!(holder(&mut server.connection(), "foreign").unwrap().0, FOREIGN);

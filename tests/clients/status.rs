@@ -289,7 +289,7 @@ fn a_long_queue_is_cut_and_takes_the_server_little_time() {
     let took = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:")).unwrap();
     let took = took.split("usec_per_call=").nth(1).unwrap().split(',').next().unwrap();
     println!("the server took {took} us");
-    // The bound is five times the promised time, since the machine may be busy.
+    // The bound is five times the promised time, because the machine may be busy.
     assert!(took.parse::<f64>().unwrap() < 25_000.0, "{took}");
     let () = redis.del("redlatch_queue:{orders}").unwrap();
 }

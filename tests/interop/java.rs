@@ -118,7 +118,7 @@ impl Jvm {
 
     pub(crate) fn kill(&self) {
         let _ = self.child.lock().unwrap().kill();
-        // End the guard before the wait, since after the wait the id may belong to another process.
+        // End the guard before the wait, because the id may belong to another process after it.
         *self.guard.lock().unwrap() = None;
         let _ = self.child.lock().unwrap().wait();
     }

@@ -93,7 +93,7 @@ impl Observer {
                 "zset" => self.sorted_set(&name),
                 kind => panic!("{name:?} is a {kind}"),
             };
-            // Rounds up to ten seconds, since all leases are multiples of ten seconds.
+            // Round up to ten seconds, because all leases are multiples of ten seconds.
             let left = pttl(&mut self.redis, &name);
             let left = if left > 0 { (left + 9_999) / 10_000 * 10 } else { left };
             (without_owner(&name, id), (kind, without_owner(&value, id), left))

@@ -164,7 +164,7 @@ fn a_waiter_listens_where_the_address_leads_to_now() {
 #[test]
 fn connect_refuses_a_replica_that_is_read_only_and_no_other() {
     let (replica, master) = (server(), server());
-    // The replica never gets the data, since its master is gone.
+    // The replica never gets the data, because its master is gone.
     master.kill();
     replicate(&replica, Some(&master));
     let error = refused(&replica.url(), TIMEOUT);

@@ -1,8 +1,8 @@
 //! Faults of one server and of its network. Each fault ends in a grant, a clear error or a lost
 //! guard. No fault causes a hang, two holders, or a hold without a guard.
 //!
-//! Unless a test says otherwise, the leases do not end during the test. A lock that is free again
-//! was therefore released.
+//! Unless a test says otherwise, the leases do not end during the test. So if a lock is free again,
+//! it was released.
 
 mod connections;
 mod mid_life;

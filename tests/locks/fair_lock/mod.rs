@@ -67,7 +67,7 @@ fn wait_queue(server: &Server, name: &str, length: usize) -> Vec<String> {
     wait_until(&format!("{length} stand in the queue"), TIMEOUT, || {
         queue(server, name).len() == length
     });
-    // The commands are not a transaction, since a server without memory refuses transactions.
+    // The commands are no transaction, because a server without memory refuses transactions.
     let line = queue(server, name);
     let scored: Vec<String> = server.connection().zrange(timeouts_key(name), 0, -1).unwrap();
     let sorted = |mut all: Vec<String>| {

@@ -88,7 +88,7 @@ fn a_process_that_comes_back_stands_in_front_of_those_that_came_later() {
     let mut redis = server.connection();
     let guard = first.reentrant_lock("back").lock().unwrap();
     let mut stopped: Vec<_> = (1..=3).map(|places| in_line(&server, "back", places)).collect();
-    // After a second request of a process, the server knows since when the process waits.
+    // After a second request of a process, the server knows when the process began to wait.
     let asked: Vec<_> =
         stopped.iter().map(|(_, owner)| format!("redlatch_asked:{{back}}:{owner}")).collect();
     wait_until("each has asked again", TIMEOUT, || {

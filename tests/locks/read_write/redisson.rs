@@ -180,7 +180,7 @@ fn a_waiter_behind_redisson_is_let_in_by_its_release() {
     for is_new in [true, false] {
         let lock = client(&server).read_write_lock("woken");
         let mut java = Java::new(&server, "woken", 7, is_new);
-        // The test tries again, since the machine may have kept a thread from running.
+        // Try again, because the machine may have kept a thread from running.
         let heard = (0..5).any(|_| {
             assert!(java.reads());
             let writer = Guest::of(lock.writer());

@@ -152,8 +152,8 @@ pub(crate) struct Lock {
     pub(crate) disturbed: Vec<Time>,
     /// The last fencing token with which a holder entered.
     pub(crate) token: i64,
-    /// For each owner with an entry: the time since which it waits, as it says (in ms on the
-    /// server's clock), and the time of its last request.
+    /// For each owner with an entry: the beginning of its wait according to its requests (in ms on
+    /// the server's clock), and the time of its last request.
     heard: HashMap<String, (i64, Time)>,
     waits: Waits,
 }

@@ -43,7 +43,7 @@ enum Cut {
 }
 
 impl Limit {
-    /// Makes a limit. Returns `None` if there is neither a time nor a token.
+    /// Makes a limit. Returns `None` without a time and a token.
     pub fn new(until: Option<Instant>, token: Option<&CancelToken>) -> Option<Self> {
         let token = token.cloned();
         (until.is_some() || token.is_some()).then_some(Self { until, token })

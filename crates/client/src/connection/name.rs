@@ -50,7 +50,7 @@ struct Open {
 }
 
 fn contain(addresses: &[SocketAddr], address: &SocketAddr) -> bool {
-    // Ignore the scope of an IPv6 address, since a look-up of the name does not return it.
+    // Ignore the scope of an IPv6 address, because a look-up of the name does not return it.
     addresses.iter().any(|one| (one.ip(), one.port()) == (address.ip(), address.port()))
 }
 

@@ -340,8 +340,8 @@ impl Stream {
                 // The stream writes bytes that are already encrypted first. `bytes` may be empty.
                 let written = if bytes.is_empty() { 0 } else { stream.write(bytes)? };
                 match stream.flush() {
-                    // The bytes are encrypted and count as written. They are sent before the next
-                    // bytes, or during the next read.
+                    // The bytes are encrypted, so report them as written. They are sent before the
+                    // next bytes, or during the next read.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(written),
                     flushed => flushed.map(|()| written),
                 }

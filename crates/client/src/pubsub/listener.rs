@@ -23,7 +23,7 @@ impl PubSub {
         let mut tracking = Tracking::default();
         let server = subscriber.node.number();
         while self.wait_for_work(subscriber, &mut tracking) {
-            // A panic counts as a broken connection: otherwise waiters would wait on a channel that
+            // Treat a panic as a broken connection: otherwise waiters would wait on a channel that
             // no thread reads.
             let serve = || match Serving::begin(self, subscriber, &mut tracking)? {
                 Some(serving) => serving.run(|| retry = FIRST_RETRY),

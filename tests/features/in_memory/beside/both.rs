@@ -182,7 +182,7 @@ impl Both {
     /// The asker runs a command on the real server, and reads the server's keys.
     fn ask(&mut self, command: &Parts) -> Seen {
         let Self { asker, time, dump, .. } = self;
-        // All commands are sent in one packet, since a round trip takes longer than the commands.
+        // Send all commands in one packet, because a round trip takes longer than the commands.
         asker.send(&[time, command, time, dump, time, &self.end.0]);
         let (began, reply) = (micros(&asker.read()), asker.read());
         let ended = micros(&asker.read());

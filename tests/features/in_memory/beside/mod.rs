@@ -6,8 +6,8 @@
 //! in-memory server.
 //!
 //! `REDLATCH_OPERATIONS=1000000` compares a million commands. Each run records the library's
-//! commands again, with other owners. A seed therefore does not repeat a run, and a failure prints
-//! its history.
+//! commands again, with other owners. So a seed does not repeat a run, and a failure prints its
+//! history.
 
 mod both;
 mod calls;
