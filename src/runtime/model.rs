@@ -40,7 +40,7 @@ impl Core {
         let id = crate::scripts::ClientId::random().unwrap();
         let unclaimed = crate::client::unclaimed;
         let (core, jobs) = Self::new(id, servers, config, alive, unclaimed);
-        core.measured.set(Duration::ZERO).unwrap();
+        core.measured_round_trip.set(Duration::ZERO).unwrap();
         (core, jobs)
     }
 
