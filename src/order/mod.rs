@@ -35,24 +35,7 @@
 //! last forced unlock, `admit` returns `NotHeld`, even if the server granted the hold. The leader
 //! then keeps the leadership and asks again.
 //!
-//! A read-write lock has two seats, one for the writer and one for the readers, but one queue and
-//! one leadership:
-//!
-//! ```text
-//! writer's  readers'  the leadership
-//! empty     empty     as above
-//! empty     taken     no thread's: a reader enters without a request while the turn lasts
-//!                     a leader's: a writer that waits for the readers of this process and of
-//!                     others, or a reader that asks whether it may join
-//! taken     empty     no thread's: the others queue
-//! taken     taken     the same: one thread has both seats. It writes, and may then go on to read
-//! ```
-//!
-//! While a thread writes, no other thread of the process reads. The server never grants the lock to
-//! a writer while readers hold it. So if a writer gets its seat while other threads are in the
-//! readers' seat, these readers have lost their hold. At the end of the readers' turn, one thread
-//! asks the server whether other processes wait. If none waits, another turn begins. A reader that
-//! comes after a writer never overtakes it, in this process or in another process.
+//! `readers.rs` has the readers of a read-write lock.
 //!
 //! The leadership is never lost: while the queue is not empty, the seat is taken or a thread leads.
 //! A leader that gives up transfers the leadership.
@@ -63,23 +46,18 @@ use redlatch_client::sync::Thread;
 
 use crate::hold::{Hold, HoldLevel, LevelEnd, Seat, Tenancy, Terms};
 use crate::scripts::Mode;
-use crate::waiting::{Lead, Queue, QueueLeadership, Wake};
+use crate::waiting::{Lead, LocalWaiter, Queue, QueueLeadership, Wake};
 
 mod cohort;
 #[cfg(test)]
 mod explored_tests;
 pub(crate) mod line;
-mod outcome;
-mod side;
+mod readers;
 #[cfg(test)]
 mod tests;
 
+use cohort::Cohort;
 use line::Standing;
-#[cfg(test)]
-pub(crate) use outcome::GateWaiter;
-pub(crate) use outcome::{Admission, GateOutcome, GateQueue, LeaveOutcome, LockNeed};
-use side::Joining;
-pub(crate) use side::Side;
 
 /// The seats, the leadership and the queue of one name in this process.
 #[derive(Debug)]
@@ -95,6 +73,80 @@ pub(crate) struct Order<I> {
     pub(crate) standing: Option<Box<Standing>>,
     /// The latest end of a kept hold of a single thread. Zero if there is no such hold.
     pub(crate) kept_until: u64,
+}
+
+/// A seat, and the state that outlives its holds: the turn, and the number of forced unlocks.
+#[derive(Debug, Default)]
+pub(crate) struct Side {
+    pub(crate) seat: Option<Seat>,
+    pub(crate) cohort: Cohort,
+    /// The number of forced unlocks of this process that the server has answered.
+    pub(crate) forced: u64,
+}
+
+/// A thread's need: the mode, and the terms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LockNeed {
+    pub(crate) mode: Mode,
+    pub(crate) terms: Terms,
+}
+
+/// The threads that wait for the lock. `I` is the request state that goes with the leadership.
+pub(crate) type GateQueue<I> = Queue<LockNeed, Arc<Tenancy>, I>;
+pub(crate) type GateWaiter<I> = LocalWaiter<LockNeed, Arc<Tenancy>, I>;
+
+#[derive(Debug)]
+pub(crate) enum GateOutcome<I> {
+    /// The thread already holds the lock, and now has another level.
+    Reentered(Arc<Tenancy>),
+    /// The thread has joined a shared hold.
+    Joined(Arc<Tenancy>),
+    /// The thread has this write hold, and may also read under it.
+    Under(Arc<Tenancy>),
+    /// The thread holds the lock for reading, and cannot get it for writing before it stops
+    /// reading.
+    Reads,
+    /// No thread of this process is ahead, so the thread leads.
+    Leads(QueueLeadership),
+    Queued(Arc<GateWaiter<I>>),
+    /// Another thread is ahead, and the calling thread does not want to wait.
+    Occupied,
+    /// The hold in a seat is over or lost. The caller declares the hold lost and enters again.
+    Expired(Arc<Hold>),
+    TooDeep,
+}
+
+#[derive(Debug)]
+pub(crate) enum Admission {
+    /// The hold got the seat. `Some`: an earlier hold, which is over, was still in the seat. The
+    /// value is that hold's seat.
+    Admitted(Option<Seat>),
+    /// Another hold, which this process still has, is in the seat.
+    OtherHold(Arc<Hold>),
+    /// The process must not use the hold, for one of two reasons. Either the hold's lease ended
+    /// before the leader read the reply. Or the server answered a forced unlock of this process
+    /// after the leader had sent its request, and only the server knows whether the forced unlock
+    /// came before the grant.
+    NotHeld,
+}
+
+/// The result of leaving, and what the thread must do next. (The seats are boxed to keep this enum
+/// small: it is moved even if the thread only ends a level.)
+#[derive(Debug)]
+pub(crate) enum LeaveOutcome {
+    /// The tenancy is not in the seat, because it was lost or released before.
+    NotThere,
+    /// The tenancy has levels left.
+    StillHeld,
+    /// The tenancy has ended, and other tenancies still share the hold.
+    OthersStay,
+    /// The last tenancy has left this seat, and the next thread has the hold. The caller must wake
+    /// this thread, and the waiter that should be awake for the next pass.
+    Passed(Box<Seat>, [Wake; 2]),
+    /// The last tenancy has left this seat. The thread must release the hold, and then transfer
+    /// the leadership. The leadership is `None` if another thread leads, or if the thread has left
+    /// the readers' seat.
+    Release(Box<Seat>, Option<QueueLeadership>),
 }
 
 /// The transitions. The caller passes the time, because this module reads no clock.
@@ -181,44 +233,6 @@ impl<I> Order<I> {
         if self.alone.seat.is_some() || is_read { None } else { self.queue.try_lead() }
     }
 
-    /// If the thread already reads, it may read again, ahead of all waiters. Otherwise the thread
-    /// joins the readers of its process if no thread writes, leads or waits, and if no kept write
-    /// hold excludes readers.
-    fn enter_to_read(&mut self, thread: &Arc<Thread>, terms: Terms, now: u64) -> GateOutcome<I> {
-        let is_alone = self.alone.seat.is_some() || self.queue.is_busy() || now < self.kept_until;
-        let joining = if is_alone { Joining::No } else { Joining::InTurn };
-        match self.side(Mode::Read).join(thread, terms, joining, now) {
-            None | Some((GateOutcome::Occupied, _)) => {}
-            Some((entered, _)) => return entered,
-        }
-        match &mut self.alone.seat {
-            Some(seat) if !seat.tenancy.is_held_at(now) => {
-                GateOutcome::Expired(Arc::clone(&seat.tenancy.hold()))
-            }
-            Some(seat) => seat.tenant(thread).map_or(GateOutcome::Occupied, |(writing, _)| {
-                GateOutcome::Under(Arc::clone(writing))
-            }),
-            None => self.queue.try_lead().map_or(GateOutcome::Occupied, GateOutcome::Leads),
-        }
-    }
-
-    pub(crate) fn join_any_time(
-        &mut self,
-        thread: &Arc<Thread>,
-        terms: Terms,
-        now: u64,
-    ) -> Option<(Arc<Tenancy>, bool)> {
-        if now < self.kept_until {
-            return None;
-        }
-        match self.readers.as_mut()?.join::<I>(thread, terms, Joining::AnyTime, now)? {
-            (GateOutcome::Reentered(tenancy) | GateOutcome::Joined(tenancy), in_turn) => {
-                Some((tenancy, in_turn))
-            }
-            _ => None,
-        }
-    }
-
     /// Whether threads of this process wait for the lock. (A fair lock's thread that has not sent a
     /// request yet does not count, but will soon be in Redis's queue.)
     pub(crate) fn has_waiters(&self) -> bool {
@@ -229,18 +243,6 @@ impl<I> Order<I> {
     pub(crate) fn is_busy(&self) -> bool {
         let stands = self.standing.as_ref().is_some_and(|standing| standing.is_busy());
         stands || self.alone.seat.is_some()
-    }
-
-    pub(crate) fn let_readers_in(&mut self, now: u64) -> Vec<Wake> {
-        let mut woken = Vec::new();
-        while let Some(first) = self.queue.first()
-            && let LockNeed { mode: Mode::Read, terms } = *first.need()
-        {
-            let thread = Arc::clone(first.thread());
-            let Some((tenancy, _)) = self.join_any_time(&thread, terms, now) else { break };
-            woken.extend(self.queue.pass_first(|_| tenancy));
-        }
-        woken
     }
 
     pub(crate) fn transfer_leadership(
@@ -262,11 +264,6 @@ impl<I> Order<I> {
         let leadership = if opens { self.queue.lead_before_waiters() } else { None };
         let wake = leadership.map_or(Wake::NOBODY, |it| self.queue.promote(it, None).0);
         (seat, wake)
-    }
-
-    pub(crate) fn reading(&mut self, thread: &Thread) -> Option<&Arc<Tenancy>> {
-        let (reading, _) = self.readers.as_mut()?.seat.as_mut()?.tenant(thread)?;
-        Some(reading)
     }
 
     /// Puts a granted hold into the seat, and ends the caller's `leadership`: a thread that enters
@@ -395,5 +392,46 @@ impl<I> Order<I> {
                     && hold.may_pass(first.need().terms, now)
             })
             && self.readers.as_ref().is_none_or(|readers| readers.seat.is_none())
+    }
+}
+
+impl Side {
+    /// Adds a level to the thread's tenancy if the tenancy is in the seat. Returns `None` if the
+    /// seat is empty.
+    #[inline]
+    pub(crate) fn reenter<I>(
+        &mut self,
+        thread: &Arc<Thread>,
+        terms: Terms,
+        now: u64,
+    ) -> Option<GateOutcome<I>> {
+        let seat = self.seat.as_mut()?;
+        if !seat.tenancy.is_held_at(now) {
+            return Some(GateOutcome::Expired(Arc::clone(&seat.tenancy.hold())));
+        }
+        let Some((tenancy, levels)) = seat.tenant(thread) else {
+            return Some(GateOutcome::Occupied);
+        };
+        let tenancy = Arc::clone(tenancy);
+        let Some(level) = levels.add_level(terms, now) else { return Some(GateOutcome::TooDeep) };
+        seat.note_level(level);
+        Some(GateOutcome::Reentered(tenancy))
+    }
+
+    pub(crate) fn add_level<I>(
+        &mut self,
+        tenancy: &Arc<Tenancy>,
+        terms: Terms,
+        now: u64,
+    ) -> GateOutcome<I> {
+        let Some(seat) = &mut self.seat else { return GateOutcome::Occupied };
+        let hold = Arc::clone(&seat.tenancy.hold());
+        let Some(levels) = seat.levels_of(tenancy) else { return GateOutcome::Occupied };
+        if !tenancy.is_held_at(now) {
+            return GateOutcome::Expired(hold);
+        }
+        let Some(level) = levels.add_level(terms, now) else { return GateOutcome::TooDeep };
+        seat.note_level(level);
+        GateOutcome::Reentered(Arc::clone(tenancy))
     }
 }

@@ -1,4 +1,4 @@
-//! Tests each transition of the tables at the top of `mod.rs`.
+//! Tests each transition of the tables at the top of `mod.rs` and `readers.rs`.
 
 use std::time::Duration;
 
