@@ -52,7 +52,7 @@ use crate::scripts::barrier::{
 use crate::scripts::{BarrierKeys, Owner, RequestId, Requests, Trouble, VALID_FOR, is_transient};
 use crate::waiting::{
     Claim, Enter, EnterOf, Lead, Queue, QueueLeadership, QueueSite, Synchronizer, Try, Wait,
-    Waited, acquire, outlast, slow_poll_or,
+    Waited, acquire, repeat_through_outage, slow_poll_or,
 };
 
 /// A barrier at which a fixed number of threads wait for each other, again and again. The threads
@@ -475,7 +475,7 @@ impl Party<'_> {
                 })
             };
             match ran {
-                Ok(()) => outlast(&site.core, &site.name, wait, trips),
+                Ok(()) => repeat_through_outage(&site.core, &site.name, wait, trips),
                 Err(_) => self.finish(position.generation, false),
             }
         };

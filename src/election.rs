@@ -39,7 +39,9 @@ use crate::scripts::mutants;
 use crate::scripts::{ElectionKeys, FencingToken};
 use crate::site::Site;
 use crate::status::place;
-use crate::waiting::{Endurance, Sleeper, Wait, await_confirmation, outlast, slow_poll_or};
+use crate::waiting::{
+    Endurance, Sleeper, Wait, await_confirmation, repeat_through_outage, slow_poll_or,
+};
 
 /// An election, in which processes choose one of them as the leader. [`Client::leader_election`]
 /// returns a `LeaderElection`.
@@ -563,7 +565,7 @@ impl LeaderElection {
         let Term { site, tenancy, token, .. } = term;
         let Site { core, name, .. } = &**site;
         let who = [&*core.config.connection.name, &host_name()];
-        let led = outlast(core, name, wait, || {
+        let led = repeat_through_outage(core, name, wait, || {
             let value = self.value.as_deref();
             let led = scripts(site).lead(&tenancy.hold().owner, *token, who, value);
             led.map_err(|trouble| trouble.into_error().of(name).now("nobody was made the leader"))

@@ -288,7 +288,7 @@ impl<D> EntryMachine<D> {
         if self.is_asking {
             return None;
         }
-        self.exchanges.asks(asked);
+        self.exchanges.note_request(asked);
         self.longest = self.longest.max(lease);
         (self.is_asking, self.ask_at) = (true, 0);
         Some(if queues { self.exchanges.again(asked.at) } else { None })

@@ -50,7 +50,7 @@ const PAUSE: u64 = 1_500 * MS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Asked {
     /// The number of this process's forced unlocks that the server has answered.
-    pub(crate) forced: u64,
+    pub(crate) forced_unlocks: u64,
     /// The incarnation of the server to which the client last connected. If a later incarnation of
     /// the server granted the hold, the release may report the hold as lost although it was not
     /// lost. The release never fails to report a loss.
@@ -99,7 +99,7 @@ impl Exchanges {
 
     /// Notes that the owner is about to send a request.
     #[inline]
-    pub(crate) fn asks(&mut self, asked: Asked) {
+    pub(crate) fn note_request(&mut self, asked: Asked) {
         self.began.get_or_insert(asked.at);
         if self.asked.is_some_and(|before| before.incarnation != asked.incarnation) {
             // The server was restarted, or is another server with another clock. Other owners may

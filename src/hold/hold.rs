@@ -332,7 +332,7 @@ impl Hold {
 
     /// Sets the time until which the tenants that share the hold want it. (If the server keeps the
     /// hold longer, the client releases the hold at this time.)
-    pub(crate) fn ends_by(&self, until: u64) {
+    pub(crate) fn set_latest_end(&self, until: u64) {
         self.latest_end.store(until, Ordering::SeqCst);
     }
 
@@ -364,7 +364,7 @@ impl Hold {
     /// Records that the caller is about to ask for a lease. The caller records this before the
     /// request, because the outcome of the request may stay unknown. Returns the [certain
     /// part](Self::certain_part) of the lease.
-    pub(crate) fn asks_for(&self, lease: Duration) -> Duration {
+    pub(crate) fn note_lease_request(&self, lease: Duration) -> Duration {
         self.longest_requested.fetch_max(clock::nanos(lease), Ordering::SeqCst);
         self.certain_part(lease)
     }
@@ -548,7 +548,7 @@ mod tests {
 
     /// Returns a hold whose lease is too long at the server, so that the next renewal cuts it.
     fn to_be_cut() -> Hold {
-        let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+        let asked = Asked { forced_unlocks: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
         hold.cut_answered(hold.next_cut(), Ok(StillHeld::TooLong), false);
@@ -568,7 +568,7 @@ mod tests {
             let hold = to_be_cut();
             let cut = hold.next_cut();
             assert_eq!(cut, Longer::Cut(LEASE));
-            assert_eq!(hold.asks_for(LONGER), LEASE, "it is on its way");
+            assert_eq!(hold.note_lease_request(LONGER), LEASE, "it is on its way");
             hold.cut_answered(cut, answer, resent);
             let certain = if is_lost { LEASE } else { LONGER };
             assert_eq!(hold.certain_part(LONGER), certain, "{answer:?}, {resent}");
@@ -585,7 +585,7 @@ mod tests {
     #[test]
     fn a_longer_lease_requested_before_a_cut_is_not_cut() {
         let hold = to_be_cut();
-        assert_eq!(hold.asks_for(LONGER), LONGER);
+        assert_eq!(hold.note_lease_request(LONGER), LONGER);
         assert_eq!(hold.next_cut(), Longer::Cut(LONGER));
         assert_eq!(hold.certain_part(LONGER), LONGER);
     }
@@ -594,7 +594,7 @@ mod tests {
     /// Others would then wait for the end of the longer lease.
     #[test]
     fn a_hold_whose_lease_was_not_cut_for_certain_may_outlive_its_deadline() {
-        let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+        let asked = Asked { forced_unlocks: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
         assert!(!hold.may_outlive());
@@ -610,7 +610,7 @@ mod tests {
             hold.cut_answered(hold.next_cut(), Ok(StillHeld::Yes), false);
             // The server has extended the lease, but only a part of the lease is certain, because a
             // cut without a reply may still run.
-            hold.confirm(clock::now(), hold.asks_for(LONGER));
+            hold.confirm(clock::now(), hold.note_lease_request(LONGER));
             assert!(hold.may_outlive(), "a cut was lost");
         }
     }
@@ -619,12 +619,12 @@ mod tests {
     /// hold with the 2 s of the message.
     #[test]
     fn an_answer_to_a_question_does_not_raise_a_hold_that_a_message_granted() {
-        let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+        let asked = Asked { forced_unlocks: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
         let hold = Hold::granted(owner, Terms::fixed(LONGER), LEASE, asked, false);
         hold.renewed(clock::now(), Duration::ZERO);
         assert!(hold.is_to_be_raised());
-        hold.renewed(clock::now(), hold.asks_for(LONGER));
+        hold.renewed(clock::now(), hold.note_lease_request(LONGER));
         assert!(!hold.is_to_be_raised());
     }
 
@@ -632,7 +632,7 @@ mod tests {
     /// renewal.
     #[test]
     fn an_answer_that_is_older_than_a_message_does_not_undo_it() {
-        let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+        let asked = Asked { forced_unlocks: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
         let before = clock::now();
@@ -670,21 +670,21 @@ mod tests {
     /// level's lease.
     #[test]
     fn a_hold_may_outlive_its_deadline_until_its_longest_requested_lease_is_confirmed() {
-        let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+        let asked = Asked { forced_unlocks: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
-        hold.asks_for(LONGER);
+        hold.note_lease_request(LONGER);
         hold.unconfirm();
-        hold.confirm(clock::now(), hold.asks_for(LEASE));
+        hold.confirm(clock::now(), hold.note_lease_request(LEASE));
         assert!(!hold.is_unconfirmed() && hold.may_outlive());
-        hold.confirm(clock::now(), hold.asks_for(LONGER));
+        hold.confirm(clock::now(), hold.note_lease_request(LONGER));
         assert!(!hold.may_outlive());
     }
 
     #[test]
     fn a_hold_that_is_gone_at_the_server_has_expired_if_its_deadline_is_past() {
         let why = |at| {
-            let asked = Asked { forced: 0, incarnation: 0, at };
+            let asked = Asked { forced_unlocks: 0, incarnation: 0, at };
             let owner = ClientId::random().unwrap().next_owner();
             Hold::new(owner, Terms::watched(LEASE), asked, false).why_gone()
         };

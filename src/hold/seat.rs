@@ -255,7 +255,7 @@ impl Seat {
             }
         };
         shared.ends.remove(gone);
-        self.tenancy.hold().ends_by(shared.ends.until());
+        self.tenancy.hold().set_latest_end(shared.ends.until());
         Some(end)
     }
 
@@ -264,7 +264,7 @@ impl Seat {
     pub(crate) fn note_level(&mut self, level: HoldLevel) {
         if let Some(shared) = &mut self.shared {
             shared.ends.add(level);
-            self.tenancy.hold().ends_by(shared.ends.until());
+            self.tenancy.hold().set_latest_end(shared.ends.until());
         }
     }
 

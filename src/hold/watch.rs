@@ -260,7 +260,7 @@ impl Renewing<'_> {
     pub(crate) fn record_sent(self, lease: Option<Duration>, now: u64) -> Option<Duration> {
         let lease = lease.filter(|_| now < self.hold.deadline())?;
         *self.progress = self.progress.after_sending();
-        self.hold.asks_for(lease);
+        self.hold.note_lease_request(lease);
         Some(lease)
     }
 }

@@ -261,7 +261,7 @@ impl HeldLock {
         // hold to another thread, because a hold with an extended lease is never passed.
         let is_seated = site.gate.with_seat(|seat| {
             let is_seated = seat.is_some_and(|seat| seat.has(&self.tenancy));
-            is_seated.then(|| hold.asks_for(lease)).is_some()
+            is_seated.then(|| hold.note_lease_request(lease)).is_some()
         });
         if !is_seated {
             return Err(site.not_held_by_thread());

@@ -239,7 +239,7 @@ impl World {
         owner: Owner,
         leadership: &mut Option<QueueLeadership>,
     ) {
-        let asked = Asked { forced: 0, incarnation: 0, at: self.now };
+        let asked = Asked { forced_unlocks: 0, incarnation: 0, at: self.now };
         let hold = Hold::new(owner, TERMS, asked, false);
         let is_fair = thread < self.fair && !owner.has_ticket_number();
         let hold = if is_fair { self.in_line(hold) } else { hold };

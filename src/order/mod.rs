@@ -31,9 +31,9 @@
 //! renewal as sent, and `Leaseholder::renewed` records the answer. A pass to another thread does
 //! not change this. If the last renewal failed, no thread passes the hold on.
 //!
-//! `Side::forced` counts this process's forced unlocks. If a leader sent its request before the
-//! last forced unlock, `admit` returns `NotHeld`, even if the server granted the hold. The leader
-//! then keeps the leadership and asks again.
+//! `Side::forced_unlocks` counts this process's forced unlocks. If a leader sent its request before
+//! the last forced unlock, `admit` returns `NotHeld`, even if the server granted the hold. The
+//! leader then keeps the leadership and asks again.
 //!
 //! `readers.rs` has the readers of a read-write lock.
 //!
@@ -286,7 +286,7 @@ impl<I> Order<I> {
         {
             return Admission::OtherHold(Arc::clone(&seat.tenancy.hold()));
         }
-        if side.forced != tenancy.hold().asked.forced || !tenancy.is_held_at(now) {
+        if side.forced_unlocks != tenancy.hold().asked.forced_unlocks || !tenancy.is_held_at(now) {
             return Admission::NotHeld;
         }
         side.cohort.begin_turn(tenancy.hold().asked.at, tenancy.hold().details.places);

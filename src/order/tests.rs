@@ -16,8 +16,8 @@ const NEED: LockNeed = LockNeed { mode: Mode::Lock, terms: Terms::watched(LEASE)
 const OVER: u64 = 30_000_000_000;
 
 /// Returns a tenancy of the thread, granted when the clock began.
-fn granted(thread: &Arc<Thread>, forced: u64) -> Arc<Tenancy> {
-    let asked = Asked { forced, incarnation: 0, at: 0 };
+fn granted(thread: &Arc<Thread>, forced_unlocks: u64) -> Arc<Tenancy> {
+    let asked = Asked { forced_unlocks, incarnation: 0, at: 0 };
     let owner = ClientId::random().unwrap().next_owner();
     let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
     Arc::new(Tenancy::since(Arc::new(hold), Arc::clone(thread), 0))
@@ -97,7 +97,7 @@ fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here
 
 /// Returns a fair lock's hold of this thread, granted when the clock began.
 fn fair_hold(thread: &Arc<Thread>, followers: &[u64]) -> Arc<Tenancy> {
-    let asked = Asked { forced: 0, incarnation: 0, at: 0 };
+    let asked = Asked { forced_unlocks: 0, incarnation: 0, at: 0 };
     let owner = ClientId::random().unwrap().next_owner();
     let hold = Hold::new(owner, Terms::watched(LEASE), asked, false).in_line(line(followers));
     Arc::new(Tenancy::since(Arc::new(hold), Arc::clone(thread), 0))
@@ -192,11 +192,11 @@ fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
 #[test]
 fn a_grant_asked_for_before_a_forced_unlock_is_not_ours() {
     let mut state = Order::<()>::new();
-    state.alone.forced += 1;
+    state.alone.forced_unlocks += 1;
     let thread = Thread::placeholder();
     let mut leadership = leads(state.enter(&thread, NEED, true, 0));
-    for (forced, held) in [(0, LED), (1, HELD)] {
-        state.admit(Mode::Lock, &granted(&thread, forced), &mut leadership, None, 0);
+    for (forced_unlocks, held) in [(0, LED), (1, HELD)] {
+        state.admit(Mode::Lock, &granted(&thread, forced_unlocks), &mut leadership, None, 0);
         assert_eq!(is(&state), held);
     }
 }

@@ -97,11 +97,11 @@ impl SlowLines {
         is_new
     }
 
-    /// Ends a query about a name. `is_said`: whether the query led to a log line.
-    fn end(&mut self, now: u64, name: &Arc<str>, is_said: bool) {
+    /// Ends a query about a name. `is_logged`: whether the query led to a log line.
+    fn end(&mut self, now: u64, name: &Arc<str>, is_logged: bool) {
         let after = |time| now.saturating_add(clock::nanos(time));
         (self.query_runs, self.next) = (false, after(MIN_LINE_INTERVAL));
-        if is_said {
+        if is_logged {
             self.names.insert(Arc::clone(name), after(MIN_NAME_INTERVAL));
         }
     }
@@ -115,7 +115,7 @@ pub(crate) struct SlowWait {
     pub(crate) what: (Kind, u32),
     pub(crate) waited: Duration,
     /// Whether a line about the wait was logged, or the wait is over.
-    pub(crate) is_said: Arc<AtomicBool>,
+    pub(crate) is_logged: Arc<AtomicBool>,
 }
 
 /// The maximum number of events that wait behind a slow callback. The second limit is for losses
@@ -269,14 +269,14 @@ impl Core {
             let Some(core) = core.upgrade() else { return };
             // Limit the query, because other callbacks wait behind this one.
             let limited = Limit::set(Limit::new(Instant::now().checked_add(QUERY_TIMEOUT), None));
-            let lasts = || !wait.is_said.load(Ordering::Relaxed);
+            let lasts = || !wait.is_logged.load(Ordering::Relaxed);
             let line = core.slow_line.get().filter(|_| lasts()).and_then(|line| line(&core, &wait));
             // If the limit ended the query, the line may lack the holder, and is not logged.
             let line = line.filter(|_| !was_cut() && lasts());
             drop(limited);
             core.slow_lines.lock().end(clock::now(), &wait.name, line.is_some());
             if let Some(line) = line {
-                wait.is_said.store(true, Ordering::Relaxed);
+                wait.is_logged.store(true, Ordering::Relaxed);
                 core.watchdog.log(Level::Warn, || line);
             }
         });
@@ -365,7 +365,7 @@ mod tests {
         let mut lines = SlowLines::default();
         let (pool, other): (Arc<str>, Arc<str>) = ("pool".into(), "other".into());
         let at = |seconds: u64| seconds * 1_000_000_000;
-        for (now, name, later, is_said) in [
+        for (now, name, later, is_logged) in [
             (10, &pool, 0, true),
             (10, &other, 1, false),
             (11, &other, 0, false),
@@ -379,7 +379,7 @@ mod tests {
             assert_eq!(begun, later, "{name} after {now} s");
             if begun == 0 {
                 assert_eq!(lines.try_begin(at(now), &other), Some(MIN_LINE_INTERVAL));
-                lines.end(at(now), name, is_said);
+                lines.end(at(now), name, is_logged);
             }
         }
         assert_eq!(lines.try_begin(at(1000), &other), None);

@@ -415,7 +415,7 @@ impl ExpirableSemaphore {
         // The call only extends the lease. If the call shortened the lease during a renewal, the
         // guard would report "held" for too long.
         let sent_at = clock::now();
-        let certain = held.hold.asks_for(lease);
+        let certain = held.hold.note_lease_request(lease);
         let (route, owner) = (&site.route, &held.hold.owner);
         let acks = site.core.config.replica_acks;
         let updated =

@@ -107,7 +107,7 @@ impl Gate {
 
     /// Records that the server no longer has a kept hold of a single thread, because a forced
     /// unlock ended it or the server lost its data.
-    pub(crate) fn keeps_none(&self) {
+    pub(crate) fn clear_kept(&self) {
         self.state.lock().kept_until = 0;
     }
 
@@ -161,12 +161,12 @@ impl Gate {
 
     /// Records that the server has answered a forced unlock of this process. A thread that sent its
     /// request before must ask the server whether the forced unlock ended its hold.
-    pub(crate) fn force(&self) {
-        self.with_side(|side| side.forced += 1);
+    pub(crate) fn note_forced_unlock(&self) {
+        self.with_side(|side| side.forced_unlocks += 1);
     }
 
-    pub(crate) fn forced(&self) -> u64 {
-        self.with_side(|side| side.forced)
+    pub(crate) fn forced_unlocks(&self) -> u64 {
+        self.with_side(|side| side.forced_unlocks)
     }
 
     /// Removes `hold`, which this process no longer has, from the seat. If the hold is not a

@@ -68,7 +68,7 @@ impl Site {
         // Returns here if the hold already has the lease of its terms, or if that lease is shorter
         // than `slack`.
         let Some(lease) = lease.filter(|lease| *lease >= slack) else { return Ok(()) };
-        let certain = hold.asks_for(lease);
+        let certain = hold.note_lease_request(lease);
         let extended = self.extend(hold, lease);
         match &extended {
             Ok(held) => {
@@ -101,7 +101,7 @@ impl Site {
         lease: Duration,
     ) -> Result<bool, Trouble> {
         let sent_at = clock::now();
-        let certain = hold.asks_for(lease);
+        let certain = hold.note_lease_request(lease);
         match self.extend(hold, lease) {
             Ok(true) => {
                 hold.confirm(sent_at, certain);

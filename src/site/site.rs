@@ -42,8 +42,8 @@ const FENCED: &str = "fenced";
 
 impl Asked {
     pub(crate) fn now(site: &Site) -> Self {
-        let (forced, incarnation) = (site.gate.forced(), site.route.incarnation());
-        Self { forced, incarnation, at: clock::now() }
+        let (forced_unlocks, incarnation) = (site.gate.forced_unlocks(), site.route.incarnation());
+        Self { forced_unlocks, incarnation, at: clock::now() }
     }
 }
 
@@ -115,7 +115,7 @@ impl Site {
         // The count of forced unlocks is raised before the seat is read. Suppose that the server
         // has granted a hold in the meantime. Then either this hold is already in the seat, or
         // `admit` finds the raised count and the hold's thread asks the server.
-        self.gate.force();
+        self.gate.note_forced_unlock();
         let known = outcome.is_ok();
         if let Some(now) = self.gate.hold().filter(|_| !matches!(outcome, Ok(false))) {
             // In the meantime, a thread may have passed the hold on, or the server may have granted

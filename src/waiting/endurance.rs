@@ -93,7 +93,7 @@ impl Endurance {
 
 /// Sends a further request of a waiting call. During an outage, repeats the request as the driver
 /// repeats the first request. The caller must have set the request's [limits](Wait::limits).
-pub(crate) fn outlast<T>(
+pub(crate) fn repeat_through_outage<T>(
     core: &Core,
     name: &Name,
     wait: &Wait<'_>,

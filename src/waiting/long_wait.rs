@@ -27,10 +27,10 @@ pub(super) struct LongWait<'a> {
     /// Whether a long wait is normal. If so, the log reports only a possible deadlock.
     is_usual: bool,
     /// The length of a wait from which the log reports it. `None`: never.
-    said_after: Option<Duration>,
+    logged_after: Option<Duration>,
     /// `Some` when the wait has lasted long enough for the warning. The flag becomes true when the
     /// log has reported the wait, or when the wait is over.
-    is_said: Option<Arc<AtomicBool>>,
+    is_logged: Option<Arc<AtomicBool>>,
     /// Whether the wait is in the list for snapshots.
     is_listed: bool,
 }
@@ -48,9 +48,9 @@ impl<'a> LongWait<'a> {
         claim: &Claim<'a, N>,
     ) -> Self {
         let is_usual = claim.wait.is_usual || !what.0.has_holders();
-        let (thread, said_after) = (claim.thread, Some(core.config.slow_wait));
-        let (is_said, is_listed) = (None, false);
-        Self { core, name, thread, what, since: 0, is_usual, said_after, is_said, is_listed }
+        let (thread, logged_after) = (claim.thread, Some(core.config.slow_wait));
+        let (is_logged, is_listed) = (None, false);
+        Self { core, name, thread, what, since: 0, is_usual, logged_after, is_logged, is_listed }
     }
 
     /// Records that the thread is about to sleep. `arrival` is the thread's number in the process's
@@ -71,25 +71,25 @@ impl<'a> LongWait<'a> {
             let wait = (name.clone(), self.what.0, Arc::clone(thread), arrival);
             core.waits.lock().insert((self.since, thread.id()), wait);
         }
-        if self.said_after.is_some_and(|after| waited >= after) {
-            self.said_after = self.log_slow(waited);
+        if self.logged_after.is_some_and(|after| waited >= after) {
+            self.logged_after = self.log_slow(waited);
         }
-        self.said_after.map_or(at_most, |after| at_most.min(after - waited))
+        self.logged_after.map_or(at_most, |after| at_most.min(after - waited))
     }
 
     /// Reports the wait in the log if it has lasted long enough. Returns the length of the wait at
     /// which the caller must call this again, or `None` if no further call is needed.
     fn log_slow(&mut self, waited: Duration) -> Option<Duration> {
         let Self { core, name, thread, what, .. } = *self;
-        let is_said = self.is_said.get_or_insert_with(|| {
+        let is_logged = self.is_logged.get_or_insert_with(|| {
             // This closure runs once for each wait. The thread takes no other lock while it waits.
             core.log_deadlock(name, thread, waited);
             Arc::default()
         });
-        if self.is_usual || is_said.load(Ordering::Relaxed) {
+        if self.is_usual || is_logged.load(Ordering::Relaxed) {
             return None;
         }
-        let wait = SlowWait { name: name.clone(), what, waited, is_said: Arc::clone(is_said) };
+        let wait = SlowWait { name: name.clone(), what, waited, is_logged: Arc::clone(is_logged) };
         core.log_slow_wait(wait).map(|later| waited.saturating_add(later))
     }
 
@@ -98,8 +98,8 @@ impl<'a> LongWait<'a> {
         if std::mem::take(&mut self.is_listed) {
             self.core.waits.lock().remove(&(self.since, self.thread.id()));
         }
-        if let Some(is_said) = &self.is_said {
-            is_said.store(true, Ordering::Relaxed);
+        if let Some(is_logged) = &self.is_logged {
+            is_logged.store(true, Ordering::Relaxed);
         }
     }
 }

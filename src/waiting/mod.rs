@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 use redlatch_client::sync::clock;
 use redlatch_client::{was_cut, was_cut_while_answering};
 
-pub(crate) use endurance::{Endurance, outlast};
+pub(crate) use endurance::{Endurance, repeat_through_outage};
 pub(crate) use listening::{Listening, await_confirmation};
 use long_wait::LongWait;
 pub(crate) use queue::{Lead, LocalWaiter, Queue, QueueLeadership, QueueSite, Signal, Wake};
@@ -304,7 +304,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     if S::ASKS_AT_ENTRY {
                         self.start()?;
                     }
-                    self.go_on(LAST, error)?;
+                    self.handle_failure(LAST, error)?;
                     continue;
                 }
             };
@@ -340,7 +340,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                         }
                     },
                     Some(Signal::Failed(error)) => {
-                        self.go_on(LAST, error)?;
+                        self.handle_failure(LAST, error)?;
                         continue;
                     }
                     None => return Ok(None),
@@ -397,7 +397,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         loop {
             let lead = leadership.lead_or(|it| synchronizer.request_state(claim, it));
             match self.await_grant(lead) {
-                Err(error) => self.go_on(0, error)?,
+                Err(error) => self.handle_failure(0, error)?,
                 Ok(None) => return Ok(None),
                 Ok(Some(grant)) => {
                     // If `admit` finds that the grant has ended, the leader asks at once.
@@ -460,7 +460,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                         // So it uses the server's answer to the previous leader as a sign that the
                         // server is up.
                         if self.is_promoted && asked_at.is_some_and(|at| at.elapsed() < TOO_SHORT) {
-                            self.is_answered |= site.answers();
+                            self.is_answered |= site.leader_was_answered();
                         } else {
                             site.was_not_answered();
                         }
@@ -496,7 +496,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
     /// continues for as long as [`Endurance`] allows. (A leader then keeps its lead and sends
     /// another request. A thread that queued behind a leader queues again and sends no request.)
     /// Any other error ends the wait.
-    fn go_on(&mut self, arrival: u64, error: Error) -> Result<(), Error> {
+    fn handle_failure(&mut self, arrival: u64, error: Error) -> Result<(), Error> {
         let Self { core, name, claim, .. } = *self;
         let wait = &claim.wait;
         // If the call's own limit ended the request, the error does not show that the server is

@@ -31,7 +31,7 @@ pub(crate) struct Queue<N, G, I> {
     /// The time at which the server last answered a leader.
     last_answer: Option<Instant>,
     /// Whether the server answered the last leader that had enough time for a request.
-    answers: bool,
+    leader_was_answered: bool,
     /// `Some` after a thread has waited. (Boxed, because for most names no thread ever waits.)
     waiters: Option<Box<Waiters<N, G, I>>>,
 }
@@ -95,7 +95,7 @@ impl Wake {
 impl<N, G, I> Queue<N, G, I> {
     pub(crate) fn new() -> Self {
         let leadership = Some(QueueLeadership(()));
-        Self { leadership, last_answer: None, answers: false, waiters: None }
+        Self { leadership, last_answer: None, leader_was_answered: false, waiters: None }
     }
 
     pub(crate) fn is_busy(&self) -> bool {
@@ -331,17 +331,17 @@ pub(crate) trait QueueSite {
     fn was_answered(&self, at: Instant) {
         self.with_queue(|queue| {
             queue.last_answer = queue.last_answer.max(Some(at));
-            queue.answers = true;
+            queue.leader_was_answered = true;
         });
     }
 
     /// Records that the server has not answered the leader, or has answered with an error.
     fn was_not_answered(&self) {
-        self.with_queue(|queue| queue.answers = false);
+        self.with_queue(|queue| queue.leader_was_answered = false);
     }
 
-    fn answers(&self) -> bool {
-        self.with_queue(|queue| queue.answers)
+    fn leader_was_answered(&self) -> bool {
+        self.with_queue(|queue| queue.leader_was_answered)
     }
 
     fn last_answer(&self) -> Option<Instant> {

@@ -79,7 +79,7 @@ fn sleep_until(until: u64) -> Action {
 
 /// `at` is in ms.
 fn asked(at: u64) -> Asked {
-    Asked { forced: 0, incarnation: 1, at: at * MS }
+    Asked { forced_unlocks: 0, incarnation: 1, at: at * MS }
 }
 
 /// `at` is in ms.

@@ -9,13 +9,13 @@ const SERVER: u64 = 1_763_692_800_000;
 
 /// `at` is in ms.
 fn asked(at: u64) -> Asked {
-    Asked { forced: 0, incarnation: 1, at: at * MS }
+    Asked { forced_unlocks: 0, incarnation: 1, at: at * MS }
 }
 
 /// An owner that has sent its first request at this time, in ms.
 fn asking(at: u64) -> Exchanges {
     let mut exchanges = Exchanges::new();
-    exchanges.asks(asked(at));
+    exchanges.note_request(asked(at));
     exchanges
 }
 
@@ -37,7 +37,7 @@ fn waiting() -> Exchanges {
 fn after_questions(delays: [(u64, i64); 4]) -> Option<Again> {
     let mut exchanges = asking(0);
     for (at, (delay, jump)) in (0..).zip(delays) {
-        exchanges.asks(asked(at * 1_000));
+        exchanges.note_request(asked(at * 1_000));
         let server = (at * 1_000).saturating_add_signed(jump);
         stands(&mut exchanges, at * 1_000 + delay, server);
     }
@@ -60,12 +60,12 @@ fn only_an_owner_that_was_answered_steadily_may_report_others_as_silent() {
     // A pause or another server ends the steady period.
     let mut exchanges = waiting();
     for at in [1_000, 2_000, 3_000] {
-        exchanges.asks(asked(at));
+        exchanges.note_request(asked(at));
         stands(&mut exchanges, at + 1, at);
     }
     let came = SERVER + 100;
     assert_eq!(exchanges.again(4_500 * MS), Some(Again { came, sent: Some(SERVER + 4_500) }));
     assert_eq!(exchanges.again(4_502 * MS), Some(Again { came, sent: None }));
-    exchanges.asks(Asked { incarnation: 2, ..asked(4_000) });
+    exchanges.note_request(Asked { incarnation: 2, ..asked(4_000) });
     assert_eq!(exchanges.again(4_001 * MS), Some(Again { came, sent: None }));
 }

@@ -102,7 +102,7 @@ impl Hooks<'_, '_> {
                 let _ = site.leave(&tenancy, Some(level), Leaving::Posted);
             };
             let (arrivals, sent_at, lease) = (site.arrivals(), clock::now(), terms.lease());
-            let certain = hold.asks_for(lease);
+            let certain = hold.note_lease_request(lease);
             match site.scripts().read_on(&hold.owner, lease) {
                 // Other processes wait, so the server extended no lease in this request. (If the
                 // request was sent twice, the first copy may have extended the lease.)
@@ -190,7 +190,7 @@ impl Hooks<'_, '_> {
             let Some((tenancy, _)) = site.gate.join(claim.thread, terms) else {
                 // The server has granted a read hold, so the server no longer has a kept write
                 // hold.
-                site.gate.keeps_none();
+                site.gate.clear_kept();
                 continue;
             };
             if !Arc::ptr_eq(&tenancy.hold(), &older) {

@@ -212,7 +212,7 @@ impl ExpirableSite {
     }
 
     fn asked(&self) -> Asked {
-        Asked { forced: 0, incarnation: self.route.incarnation(), at: clock::now() }
+        Asked { forced_unlocks: 0, incarnation: self.route.incarnation(), at: clock::now() }
     }
 
     /// Stores granted permit leases, so that the watchdog renews them or notices their end.

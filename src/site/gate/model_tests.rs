@@ -201,7 +201,8 @@ impl Synchronizer for Visitor<'_> {
             return Err(error);
         }
         let owner = name.core.id.next_owner();
-        let asked = Asked { forced: name.gate.forced(), incarnation: 0, at: clock::now() };
+        let asked =
+            Asked { forced_unlocks: name.gate.forced_unlocks(), incarnation: 0, at: clock::now() };
         let hold = Arc::new(Hold::new(owner, terms, asked, false));
         let before = name.server.lock().replace(Arc::clone(&hold));
         assert!(before.is_none(), "the gate let one in while the process held the lock");
@@ -454,7 +455,7 @@ impl ModelSite {
     /// Acts as a forced unlock. The present tenancy loses the lock.
     fn force(&self) {
         *self.server.lock() = None;
-        self.gate.force();
+        self.gate.note_forced_unlock();
         if let Some(hold) = self.gate.hold() {
             let server = self.server.lock().clone();
             if server.is_none_or(|known| !Arc::ptr_eq(&known, &hold)) {

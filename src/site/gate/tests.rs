@@ -15,7 +15,7 @@ const NEED: LockNeed = LockNeed { mode: Mode::Lock, terms: Terms::watched(LEASE)
 fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     let gate = Gate::new(Mode::Write).for_mode(Mode::Read);
     let [one, two] = [(); 2].map(|()| Thread::placeholder());
-    let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+    let asked = Asked { forced_unlocks: 0, incarnation: 0, at: clock::now() };
     let owner = ClientId::random().unwrap().next_owner();
     let hold = Hold::new(owner, NEED.terms, asked, false);
     let first = Arc::new(Tenancy::new(Arc::new(hold), one));
@@ -32,7 +32,7 @@ fn a_thread_that_comes_back_to_a_lost_hold_takes_no_other_threads_seat() {
     let gate = Gate::new(Mode::Lock);
     let [first, again, other] = [(); 3].map(|()| {
         let thread = Thread::placeholder();
-        let asked = Asked { forced: 0, incarnation: 0, at: clock::now() };
+        let asked = Asked { forced_unlocks: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
         Arc::new(Tenancy::new(Arc::new(hold), thread))

@@ -269,7 +269,7 @@ impl Process {
     pub(crate) fn asks(&mut self, now: u64, terms: Terms) {
         let Some(owner) = self.present() else { return };
         let State::Waiting(wait) = &mut self.state else { return };
-        let asked = Asked { forced: 0, incarnation: 0, at: now };
+        let asked = Asked { forced_unlocks: 0, incarnation: 0, at: now };
         let Some(again) = wait.entry.begin_request(asked, terms.lease, true) else { return };
         (wait.is_asking, wait.is_copy) = (true, false);
         self.send(now, owner, Request::Acquire { again });

@@ -286,7 +286,7 @@ impl Process {
             let until = (ask_at.div_ceil(1_000)).min(i64::MAX as u64) as Time;
             return self.outputs.push(Output::At(until, timer));
         }
-        let asked = Asked { forced: 0, incarnation: 0, at: nanos(now) };
+        let asked = Asked { forced_unlocks: 0, incarnation: 0, at: nanos(now) };
         let Some(again) = wait.entry.begin_request(asked, whole(), wait.waits) else { return };
         let request = if wait.waits {
             Request::Acquire { number, lease: LEASE, again }
