@@ -94,7 +94,7 @@ pub(crate) struct EntryMachine<D> {
     /// The number of grants in a row that were read after their leases had ended.
     late: u32,
     /// The details of a grant by message, while the owner waits for a reply that confirms it.
-    unconfirmed: Option<D>,
+    granted_by_message: Option<D>,
 }
 
 /// The messages that have arrived for an owner, on any channel, and that its thread has not
@@ -257,7 +257,7 @@ impl<D> EntryMachine<D> {
             is_known: false,
             longest: Duration::ZERO,
             late: 0,
-            unconfirmed: None,
+            granted_by_message: None,
         }
     }
 
@@ -311,7 +311,7 @@ impl<D> EntryMachine<D> {
         self.may_have(in_doubt, !matches!(reply, EntryReply::NotTaken));
         match reply {
             EntryReply::Granted { already, lease, waits, details } => {
-                let message = self.unconfirmed.take().filter(|_| already);
+                let message = self.granted_by_message.take().filter(|_| already);
                 suspects = already && message.is_none();
                 // The owner reads the reply after the end of the lease. Only the server knows
                 // whether the owner still has the hold.
@@ -399,7 +399,7 @@ impl<D> EntryMachine<D> {
         // Return `None` if the server has refused the owner after this grant.
         let granted_at = self.exchanges.granted_at(server)?;
         if collector.needs_reply {
-            self.unconfirmed = Some(details);
+            self.granted_by_message = Some(details);
             return None;
         }
         let asked = self.exchanges.asked()?;
@@ -421,8 +421,8 @@ impl<D> EntryMachine<D> {
     /// confirmed it.
     pub(crate) fn end(&mut self, inbox: Inbox<D>) -> (Undo, Option<D>) {
         self.is_asking = false;
-        let unconfirmed = self.unconfirmed.take();
-        let details = inbox.grant.map(|granted| granted.details).or(unconfirmed);
+        let granted_by_message = self.granted_by_message.take();
+        let details = inbox.grant.map(|granted| granted.details).or(granted_by_message);
         let undo = match (self.is_known, self.in_doubt) {
             (false, _) => Undo::Nothing,
             (true, false) => Undo::Once,
@@ -448,7 +448,7 @@ impl<D> EntryMachine<D> {
     /// Notes a reply that says that the owner is not the holder. `server`: the server's time in the
     /// reply. Any grant from before this time has ended, even if its message is read later.
     fn refused(&mut self, server: u64) {
-        (self.late, self.unconfirmed) = (0, None);
+        (self.late, self.granted_by_message) = (0, None);
         self.exchanges.refused(server);
     }
 
