@@ -76,8 +76,8 @@ impl Cohort {
         })
     }
 
-    /// Records that the release left the lock to Redisson's clients.
-    pub(crate) fn left_to_others(&mut self) {
+    /// Records that the release ended the chain: a window is open, or no Redisson client waits.
+    pub(crate) fn end_chain(&mut self) {
         self.last = None;
     }
 
@@ -142,7 +142,7 @@ mod tests {
             assert_eq!(cohort.chain(late - 1), Chain { count: 2, ..chain });
             assert_eq!(cohort.chain(late), Chain::begun(late));
         }
-        cohort.left_to_others();
+        cohort.end_chain();
         assert_eq!(cohort.chain(11), Chain::begun(11));
     }
 
@@ -156,7 +156,7 @@ mod tests {
         assert!(
             cohort.has_just_relayed(4 + SAME_CHAIN) && !cohort.has_just_relayed(5 + SAME_CHAIN)
         );
-        cohort.left_to_others();
+        cohort.end_chain();
         assert!(!cohort.has_just_relayed(6));
     }
 

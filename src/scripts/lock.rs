@@ -383,9 +383,9 @@ pub(crate) enum Released {
     /// The next process has the lock, and a message to it was sent.
     HandedOn,
     Done,
-    /// The lock is free, and the chain of redlatch's grants ends: a window (in which only
+    /// The lock is free, and the chain of redlatch's grants has ended: a window (in which only
     /// Redisson's clients take the lock) is open, or no Redisson client waits.
-    LeftToOthers,
+    ChainEnded,
     /// Like [`Done`](Self::Done), but the server refused the message on the public channel. So
     /// Redisson's waiters sleep until the end of the lease that they know.
     PublishRefused,
@@ -428,7 +428,7 @@ pub(crate) fn release_reply(outcome: Outcome, rights: Rights) -> Result<Released
     match accepted(outcome, rights)? {
         Value::Nil => Ok(Released::NotHeld),
         Value::Int(1) => Ok(Released::HandedOn),
-        Value::Int(2 | 3) => Ok(Released::LeftToOthers),
+        Value::Int(2 | 3) => Ok(Released::ChainEnded),
         Value::Int(5) => Ok(Released::PublishRefused),
         Value::Int(_) => Ok(Released::Done),
         other => Err(unexpected(&other)),

@@ -351,8 +351,8 @@ impl Gate {
         self.with_side(|side| side.cohort.has_just_relayed(now))
     }
 
-    pub(crate) fn left_to_others(&self) {
-        self.with_side(|side| side.cohort.left_to_others());
+    pub(crate) fn end_chain(&self) {
+        self.with_side(|side| side.cohort.end_chain());
     }
 
     pub(super) fn with_queue<R>(&self, act: impl FnOnce(&mut GateQueue) -> R) -> R {

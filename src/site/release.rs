@@ -299,8 +299,8 @@ impl Site {
                 self.route.lane().endpoint().health().report_public_message_missing();
                 Ok(())
             }
-            Ok(Released::LeftToOthers) => {
-                self.gate.left_to_others();
+            Ok(Released::ChainEnded) => {
+                self.gate.end_chain();
                 Ok(())
             }
             Ok(Released::NotHeld) => Err(Error::lost(name, &hold.why_gone())),

@@ -517,7 +517,7 @@ impl Process {
     fn replied(&mut self, now: Time, sent: Time, request: &Request, reply: Reply) {
         match (request, reply) {
             (_, Reply::Released(Released::Window | Released::Alone)) => {
-                self.cohort.left_to_others();
+                self.cohort.end_chain();
             }
             (Request::Acquire { number, .. } | Request::Try { number, .. }, reply) => {
                 let is_awaited = |wait: &Wait| wait.number == *number && wait.request.is_some();
