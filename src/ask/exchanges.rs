@@ -71,7 +71,7 @@ pub(crate) struct Exchanges {
     /// The last exchange whose reply contained the server's time.
     anchor: Option<Anchor>,
     /// The server's time in the first reply that said that the owner has an entry.
-    queued_at: Option<u64>,
+    waiting_since: Option<u64>,
     /// The beginning and the end of the period in which the server has answered the owner promptly,
     /// without a pause.
     steady: Option<(u64, u64)>,
@@ -92,7 +92,7 @@ impl Exchanges {
             asked: None,
             asked_again: false,
             anchor: None,
-            queued_at: None,
+            waiting_since: None,
             steady: None,
         }
     }
@@ -121,19 +121,19 @@ impl Exchanges {
     /// The extra arguments of the next request, if the owner already has an entry.
     #[inline]
     pub(crate) fn again(&self, now: u64) -> Option<Again> {
-        let came = self.queued_at?;
+        let waiting_since = self.waiting_since?;
         let steady = self.steady.filter(|(since, last)| {
             now.saturating_sub(*since) >= STEADY && now.saturating_sub(*last) <= PAUSE
         });
         let anchor = self.anchor.filter(|_| steady.is_some());
         let sent = anchor.map(|anchor| anchor.server + now.saturating_sub(anchor.sent) / MS);
-        Some(Again { came, sent })
+        Some(Again { waiting_since, sent })
     }
 
     /// Notes a reply that says that the owner has an entry. `server`: the server's time in the
     /// reply. The caller calls this before [`refused`](Self::refused), which replaces the anchor.
     pub(crate) fn note_queued(&mut self, now: u64, server: u64) {
-        self.queued_at.get_or_insert(server);
+        self.waiting_since.get_or_insert(server);
         let Some(asked) = self.asked else { return };
         // A jump of the server's clock also ends the steady period: with the new time, owners that
         // have just sent a request may seem silent.

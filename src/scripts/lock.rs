@@ -76,7 +76,7 @@ fn minus(number: u64, digits: &mut [u8; 20]) -> &[u8] {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Again {
     /// The time at which the owner began to wait.
-    pub(crate) came: u64,
+    pub(crate) waiting_since: u64,
     /// The time at which the request is sent. `Some` only if the server has answered this process
     /// promptly for a while: otherwise the process may not treat other owners as silent.
     pub(crate) sent: Option<u64>,
@@ -335,8 +335,8 @@ impl LockScripts<'_> {
                 arguments.push(Pieces::from(&*text));
                 return Command::script(script, keys, &arguments);
             }
-            ExtraArguments::Again(Again { came, sent }) => {
-                arguments.push(decimal(came, second).into());
+            ExtraArguments::Again(Again { waiting_since, sent }) => {
+                arguments.push(decimal(waiting_since, second).into());
                 arguments.extend(sent.map(|sent| Pieces::from(decimal(sent, third))));
             }
         }

@@ -159,7 +159,7 @@ fn sleeping() -> EntryMachine<char> {
 /// The owner of `sleeping_at(0)` after it has asked again, at 1,101 ms.
 fn polling() -> EntryMachine<char> {
     let mut entry = sleeping();
-    let again = Some(Again { came: SERVER + 100, sent: None });
+    let again = Some(Again { waiting_since: SERVER + 100, sent: None });
     assert_eq!(step(&mut entry, 1_101 * MS, asks(1_101)), Action::Ask { again });
     entry
 }

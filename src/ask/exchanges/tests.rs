@@ -46,7 +46,7 @@ fn after_questions(delays: [(u64, i64); 4]) -> Option<Again> {
 
 #[test]
 fn only_an_owner_that_was_answered_steadily_may_report_others_as_silent() {
-    let told = |sent| Some(Again { came: SERVER, sent });
+    let told = |sent| Some(Again { waiting_since: SERVER, sent });
     let prompt = (1, 0);
     assert_eq!(asking(0).again(MS), None, "it has no entry yet");
     assert_eq!(after_questions([prompt; 4]), told(Some(SERVER + 4_000)));
@@ -63,9 +63,12 @@ fn only_an_owner_that_was_answered_steadily_may_report_others_as_silent() {
         exchanges.note_request(asked(at));
         stands(&mut exchanges, at + 1, at);
     }
-    let came = SERVER + 100;
-    assert_eq!(exchanges.again(4_500 * MS), Some(Again { came, sent: Some(SERVER + 4_500) }));
-    assert_eq!(exchanges.again(4_502 * MS), Some(Again { came, sent: None }));
+    let waiting_since = SERVER + 100;
+    assert_eq!(
+        exchanges.again(4_500 * MS),
+        Some(Again { waiting_since, sent: Some(SERVER + 4_500) })
+    );
+    assert_eq!(exchanges.again(4_502 * MS), Some(Again { waiting_since, sent: None }));
     exchanges.note_request(Asked { incarnation: 2, ..asked(4_000) });
-    assert_eq!(exchanges.again(4_001 * MS), Some(Again { came, sent: None }));
+    assert_eq!(exchanges.again(4_001 * MS), Some(Again { waiting_since, sent: None }));
 }

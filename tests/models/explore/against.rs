@@ -197,9 +197,9 @@ impl Pair<'_> {
         let ago = self.random.one_of(&[(0, 500), (1_500, 4_000)]);
         let late = self.random.between(0, 600);
         let sent = (self.model.now - late) as u64;
-        let came = (self.model.now - ago) as u64;
+        let waiting_since = (self.model.now - ago) as u64;
         let sent = self.random.percent(60).then_some(sent);
-        self.random.percent(60).then_some(Again { came, sent })
+        self.random.percent(60).then_some(Again { waiting_since, sent })
     }
 
     fn java_takes(&mut self, lease: i64) -> Result<(), String> {

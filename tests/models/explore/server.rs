@@ -258,7 +258,7 @@ impl Server {
             return Reply::Refused { now: self.now, left, place, whose: 0, is_new: true };
         }
         let was_held = self.mode.is_some();
-        let (mut place, is_new) = self.enqueue(owner, again.map(|again| again.came as i64));
+        let (mut place, is_new) = self.enqueue(owner, again.map(|it| it.waiting_since as i64));
         let open = if was_held { None } else { self.window_left() };
         let open = open.filter(|_| !self.has(Bug::TakenInWindow));
         let may_grant =
@@ -371,33 +371,33 @@ impl Server {
 
     // ---- the queue ------------------------------------------------------------------------
 
-    fn came(&self, owner: Owner) -> Option<i64> {
-        self.asked.iter().find(|(other, ..)| *other == owner).map(|(_, came, _)| *came)
+    fn waiting_since(&self, owner: Owner) -> Option<i64> {
+        self.asked.iter().find(|(other, ..)| *other == owner).map(|(_, since, _)| *since)
     }
 
     /// Returns the index of the owner's entry, and whether the call has added the entry.
-    fn enqueue(&mut self, owner: Owner, came: Option<i64>) -> (usize, bool) {
-        if let Some(came) = came {
+    fn enqueue(&mut self, owner: Owner, waiting_since: Option<i64>) -> (usize, bool) {
+        if let Some(waiting_since) = waiting_since {
             self.asked.retain(|(other, ..)| *other != owner);
-            self.asked.push((owner, came, self.now + ALIVE_FOR));
+            self.asked.push((owner, waiting_since, self.now + ALIVE_FOR));
         }
         let place = self.queue.iter().position(|other| *other == owner);
         self.queue_ends = self.now + self.kept;
         if let Some(place) = place.filter(|_| !self.has(Bug::SecondPlace)) {
             return (place, false);
         }
-        let back = came.and_then(|came| self.requeue(came));
+        let back = waiting_since.and_then(|since| self.requeue(since));
         let place = back.unwrap_or(self.queue.len());
         self.queue.insert(place, owner);
         (place, true)
     }
 
-    fn requeue(&self, came: i64) -> Option<usize> {
-        let waited_long = self.now - came >= ALIVE_FOR;
+    fn requeue(&self, waiting_since: i64) -> Option<usize> {
+        let waited_long = self.now - waiting_since >= ALIVE_FOR;
         let mut place = None;
         for (at, other) in self.queue.iter().enumerate().rev() {
-            match self.came(*other) {
-                Some(since) if since > came => place = Some(at),
+            match self.waiting_since(*other) {
+                Some(since) if since > waiting_since => place = Some(at),
                 Some(_) => break,
                 None if waited_long => place = Some(at),
                 None => {}
@@ -414,7 +414,7 @@ impl Server {
         let heard = |owner: Owner| match self.bug {
             Some(Bug::NobodyIsSilent) => true,
             Some(Bug::AllAreSilent) => false,
-            _ => self.came(owner).is_some(),
+            _ => self.waiting_since(owner).is_some(),
         };
         let keeps: Vec<_> =
             self.queue.iter().enumerate().map(|(at, other)| at >= ahead || heard(*other)).collect();

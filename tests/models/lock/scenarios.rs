@@ -351,7 +351,7 @@ fn ensure(is_so: bool, otherwise: &str) -> Result<(), Broken> {
 /// Two first requests of a waiter whose holder wants to be notified of it: its very first request,
 /// and a request after its entry was lost.
 fn first_waiters() -> [Request; 2] {
-    [None, Some(Again { came: 1, sent: None })].map(|again| Request::Acquire {
+    [None, Some(Again { waiting_since: 1, sent: None })].map(|again| Request::Acquire {
         number: 1,
         lease: LEASE,
         again,
@@ -465,7 +465,11 @@ fn shortcuts_do_the_same_as_the_rest_would(server: &Server) {
     let release = |since| Request::Release { number: 1, chain: Chain { since, count: 1 } };
     let requests = [
         Request::Acquire { number: 1, lease: LEASE, again: None },
-        Request::Acquire { number: 1, lease: LEASE, again: Some(Again { came: 1, sent: None }) },
+        Request::Acquire {
+            number: 1,
+            lease: LEASE,
+            again: Some(Again { waiting_since: 1, sent: None }),
+        },
         Request::Try { number: 1, lease: LEASE },
         release(0),
         release(-9),
@@ -489,7 +493,7 @@ fn clock(direct: &mut Direct) -> i64 {
 fn ask_again(direct: &mut Direct, client: usize, waited: i64, late: Option<i64>) -> Reply {
     let now = clock(direct);
     let ago = |ago| (now - ago) as u64;
-    let again = Some(Again { came: ago(waited), sent: late.map(ago) });
+    let again = Some(Again { waiting_since: ago(waited), sent: late.map(ago) });
     direct.run(client, &Request::Acquire { number: 1, lease: LEASE, again })
 }
 

@@ -23,13 +23,13 @@ pub(crate) struct Step<'a> {
     pub(crate) after: &'a State,
     /// For the second and later requests of an owner: the time since which it has waited, in ms on
     /// the server's clock.
-    pub(crate) came: Option<i64>,
+    pub(crate) waiting_since: Option<i64>,
     /// Whether the owner has waited so long that the owners before it should have sent a second
     /// request.
     pub(crate) is_old: bool,
     /// Whether the server's clock jumps.
     pub(crate) has_jumped: bool,
-    /// Returns `came` for an owner with an entry.
+    /// Returns `waiting_since` for an owner with an entry.
     pub(crate) others: &'a dyn Fn(&str) -> Option<i64>,
     /// Returns whether the last request of an owner with an entry is so old that the owner may be
     /// skipped.
@@ -91,19 +91,21 @@ pub(crate) fn check(
             return Err(format!("{owner} has place {place} and has not asked"));
         }
     }
-    if let (Some(came), true, false) = (step.came, step.is_old, step.has_jumped) {
+    if let (Some(waiting_since), true, false) = (step.waiting_since, step.is_old, step.has_jumped) {
         let is_new = |owner: &&String| !before.queue.contains(owner);
         let back = after.queue.iter().position(|owner| step.is_by(owner));
         let back = back.filter(|place| is_new(&&after.queue[*place]));
         let ahead = back.map_or(&[][..], |place| &after.queue[..place]);
-        let came_later = |owner: &&String| (step.others)(owner).is_some_and(|other| other > came);
+        let came_later =
+            |owner: &&String| (step.others)(owner).is_some_and(|other| other > waiting_since);
         // If an owner that came earlier is between the two owners, the order is correct.
         if let Some(later) = ahead.last().filter(came_later) {
             return Err(format!("{later} came later than {:?} and stands ahead", step.owner));
         }
         let behind = back.map_or(&[][..], |place| &after.queue[place + 1..]);
         let came_earlier = |owner: &&String| {
-            !(step.is_silent)(owner) && (step.others)(owner).is_some_and(|other| other < came)
+            !(step.is_silent)(owner)
+                && (step.others)(owner).is_some_and(|other| other < waiting_since)
         };
         if let Some(earlier) = behind.iter().find(came_earlier) {
             return Err(format!(
@@ -301,8 +303,8 @@ fn check_grant(
     let passed = ahead.filter(|id| !has_left(id) && !is_granted(id));
     // If a waiter comes back, it is placed before owners that came later, and before silent owners.
     let came_later = |id: &String| {
-        let is_later = |came| step.has_jumped || (step.others)(id).is_some_and(|it| it > came);
-        is_asker && step.came.is_some_and(|came| is_later(came) || (step.is_silent)(id))
+        let is_later = |since| step.has_jumped || (step.others)(id).is_some_and(|it| it > since);
+        is_asker && step.waiting_since.is_some_and(|since| is_later(since) || (step.is_silent)(id))
     };
     let passed = passed.filter(|id| !is_silent(id) && !came_later(id)).find(|id| hears(id));
     match passed {

@@ -213,7 +213,7 @@ pub(crate) fn call(site: &Site, uuid: &str, request: &Request) -> Call {
         }
         Request::Acquire { number, lease, again: Some(again) } => {
             let mut args = vec![lease.to_string(), owner(number), site.database.to_string()];
-            args.push(again.came.to_string());
+            args.push(again.waiting_since.to_string());
             args.extend(again.sent.map(|sent| sent.to_string()));
             Call { script: Script::Acquire, keys: site.keys(), args }
         }

@@ -374,13 +374,13 @@ impl<'a> Simulation<'a> {
             self.plan.faults.iter().any(|it| matches!(it, Fault::ClockBack | Fault::ClockForward));
         let heard = &self.locks[lock].heard;
         // An argument of the second and later requests of an owner.
-        let came = args.get(3).filter(|_| script == Script::Acquire);
-        let came = came.and_then(|came| came.parse::<i64>().ok());
+        let waiting_since = args.get(3).filter(|_| script == Script::Acquire);
+        let waiting_since = waiting_since.and_then(|since| since.parse::<i64>().ok());
         let step = Step {
-            came,
-            is_old: came.is_some_and(|came| server / MS - came >= SILENT / MS),
+            waiting_since,
+            is_old: waiting_since.is_some_and(|since| server / MS - since >= SILENT / MS),
             has_jumped,
-            others: &|owner| heard.get(owner).map(|(came, _)| *came),
+            others: &|owner| heard.get(owner).map(|(since, _)| *since),
             is_silent: &|owner| heard.get(owner).is_none_or(|(_, last)| self.now - last >= SILENT),
             script,
             owner: args.iter().find(|arg| arg.len() > 37 && arg.as_bytes()[36] == b':'),
@@ -397,8 +397,8 @@ impl<'a> Simulation<'a> {
             let heard = &mut self.locks[lock].heard;
             let first = (server / MS, self.now);
             let (since, last) = heard.entry(owner.clone()).or_insert(first);
-            if let Some(came) = came {
-                (*since, *last) = (came, self.now);
+            if let Some(waiting_since) = waiting_since {
+                (*since, *last) = (waiting_since, self.now);
             }
         }
         self.keep(lock, after);

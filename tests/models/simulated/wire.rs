@@ -64,7 +64,7 @@ pub(crate) enum Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Again {
     /// The time since which the owner has waited.
-    pub(crate) came: u64,
+    pub(crate) waiting_since: u64,
     /// The time of sending, if the client may report other waiters as silent.
     pub(crate) sent: Option<u64>,
 }
