@@ -236,11 +236,11 @@ impl Hold {
     /// Whether the hold is [provisional](Self::is_provisional), and the lease of its terms is
     /// longer.
     pub(crate) fn is_to_be_raised(&self) -> bool {
-        self.is_provisional() && !self.outlives_its_terms()
+        self.is_provisional() && !self.was_granted_longer()
     }
 
     /// Whether the server granted the hold with a lease longer than that of its terms.
-    pub(crate) fn outlives_its_terms(&self) -> bool {
+    pub(crate) fn was_granted_longer(&self) -> bool {
         self.granted_lease > self.terms.nanos()
     }
 
@@ -408,7 +408,7 @@ impl Hold {
     /// possible if the outcome of an extension is unknown, if a lease that is too long is not cut
     /// yet, or if a cut [may come](Self::certain_part). (After an extension with an unknown
     /// outcome, only the confirmation of an equal or longer lease makes the outcome known.)
-    pub(crate) fn may_outlive(&self) -> bool {
+    pub(crate) fn may_outlast_deadline(&self) -> bool {
         let longest = self.longest_requested.load(Ordering::SeqCst);
         self.is_unconfirmed()
             || longest > self.confirmed.load(Ordering::SeqCst)
@@ -597,21 +597,21 @@ mod tests {
         let asked = Asked { forced_unlocks: 0, incarnation: 0, at: clock::now() };
         let owner = ClientId::random().unwrap().next_owner();
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
-        assert!(!hold.may_outlive());
+        assert!(!hold.may_outlast_deadline());
         let handed = Hold::granted(owner, Terms::watched(LEASE), LONGER, asked, false);
         for hold in [to_be_cut(), handed] {
-            assert!(hold.may_outlive(), "nothing has cut it");
+            assert!(hold.may_outlast_deadline(), "nothing has cut it");
             let cut = hold.next_cut();
-            assert!(hold.may_outlive(), "the cut is on its way");
+            assert!(hold.may_outlast_deadline(), "the cut is on its way");
             hold.cut_answered(cut, Ok(StillHeld::Yes), false);
-            assert!(!hold.may_outlive());
+            assert!(!hold.may_outlast_deadline());
             hold.cut_answered(hold.next_cut(), Ok(StillHeld::TooLong), false);
             hold.cut_answered(hold.next_cut(), Err(()), false);
             hold.cut_answered(hold.next_cut(), Ok(StillHeld::Yes), false);
             // The server has extended the lease, but only a part of the lease is certain, because a
             // cut without a reply may still run.
             hold.confirm(clock::now(), hold.note_lease_request(LONGER));
-            assert!(hold.may_outlive(), "a cut was lost");
+            assert!(hold.may_outlast_deadline(), "a cut was lost");
         }
     }
 
@@ -676,9 +676,9 @@ mod tests {
         hold.note_lease_request(LONGER);
         hold.unconfirm();
         hold.confirm(clock::now(), hold.note_lease_request(LEASE));
-        assert!(!hold.is_unconfirmed() && hold.may_outlive());
+        assert!(!hold.is_unconfirmed() && hold.may_outlast_deadline());
         hold.confirm(clock::now(), hold.note_lease_request(LONGER));
-        assert!(!hold.may_outlive());
+        assert!(!hold.may_outlast_deadline());
     }
 
     #[test]

@@ -168,8 +168,9 @@ impl Seat {
         seat
     }
 
-    /// Returns the seat of the next thread, to which the hold is passed. The new seat has the
-    /// renewal progress of the old seat.
+    /// Returns the seat of the next thread, to which the hold is passed. If a renewal is on its way,
+    /// the new seat awaits its reply. Otherwise the new seat has no failures and no retry, so the
+    /// next renewal comes at the usual time, even if a cut was due at once.
     pub(crate) fn passed_to(&self, next: &Arc<Tenancy>) -> Self {
         let progress = if self.progress.is_sent() {
             RenewalProgress::Sent { failed: 0 }
@@ -316,10 +317,10 @@ impl Seat {
         self.levels.all().filter(|level| !level.is_watched()).map(HoldLevel::lease).max()
     }
 
-    /// Whether a renewal is on its way, or the server [may keep](Hold::may_outlive) the hold past
-    /// the deadline that this process knows.
-    pub(crate) fn may_outlive(&self) -> bool {
-        self.progress.is_sent() || self.tenancy.hold().may_outlive()
+    /// Whether a renewal is on its way, or the server [may keep](Hold::may_outlast_deadline) the
+    /// hold past the deadline that this process knows.
+    pub(crate) fn may_outlast_deadline(&self) -> bool {
+        self.progress.is_sent() || self.tenancy.hold().may_outlast_deadline()
     }
 
     /// Returns the hold with this state, for its renewal.

@@ -150,8 +150,8 @@ impl RenewalState {
     pub(crate) fn next(&self, config: &Config, now: u64) -> Due {
         let end = Due { at: self.deadline, lease: None };
         let age = now.saturating_sub(self.watched_since);
-        let outlived = config.max_hold.is_some_and(|longest| age >= clock::nanos(longest));
-        let watched = self.watched.filter(|_| !outlived);
+        let is_past_max_hold = config.max_hold.is_some_and(|longest| age >= clock::nanos(longest));
+        let watched = self.watched.filter(|_| !is_past_max_hold);
         // A fixed lease is not shortened, even if its thread has died.
         let (first, lease) = if self.is_provisional && (watched.is_some() || self.fixed.is_some()) {
             let watched = watched.unwrap_or_default();

@@ -216,7 +216,7 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
             tenancy.hold().renewal_failed(&"no server".into());
             seat.progress = seat.progress.after_failure(false, LEASE, 0);
         }
-        assert!(seat.may_outlive());
+        assert!(seat.may_outlast_deadline());
         let _waiter = state.enter(&two, NEED, true, 0);
         assert_eq!(
             matches!(state.leave(Mode::Lock, &tenancy, None, 0), LeaveOutcome::Passed(..)),

@@ -358,10 +358,15 @@ impl Site {
         // The hold of a read-write lock does not end with its lease while another hold keeps the
         // lock. If a lost write hold stayed, it would exclude readers, although they may read
         // together with the other hold.
-        let outlives = reason == LostReason::LeaseExpired
-            && (self.mode != Mode::Lock || seat.may_outlive() || clock::now() < hold.deadline());
+        let may_still_exist = reason == LostReason::LeaseExpired
+            && (self.mode != Mode::Lock
+                || seat.may_outlast_deadline()
+                || clock::now() < hold.deadline());
         // The threads to which the hold was passed still have entries in Redis's queue.
-        self.clean_up(hold, outlives || hold.line.as_ref().is_some_and(|line| line.has_passed()));
+        self.clean_up(
+            hold,
+            may_still_exist || hold.line.as_ref().is_some_and(|line| line.has_passed()),
+        );
     }
 
     /// If a hold was lost, releases it in the background and returns `true`. The caller's request

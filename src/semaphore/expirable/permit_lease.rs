@@ -149,9 +149,11 @@ impl PermitLease {
         }
         // The server may still have the permit: a renewal may have extended the lease, or a late
         // copy of the acquire may take the permit again.
-        let outlives = reason == LostReason::LeaseExpired
-            && (renewing || self.hold.may_outlive() || clock::now() < self.hold.deadline());
-        if outlives || self.hold.in_doubt {
+        let may_still_exist = reason == LostReason::LeaseExpired
+            && (renewing
+                || self.hold.may_outlast_deadline()
+                || clock::now() < self.hold.deadline());
+        if may_still_exist || self.hold.in_doubt {
             self.site.release_later(&[self.id], self.hold.longest_lease());
         }
     }
