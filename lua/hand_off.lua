@@ -19,9 +19,9 @@ local WINDOW, MIN_CHAIN_AGE = 4, 10
 -- The queue's time to live in ms, counted from the last request. (The value is a string, so that
 -- the server need not convert a number.)
 local QUEUE_TTL = '60000'
--- In ms. ALIVE_FOR: how long an entry counts as alive after its owner's last request. (A waiter
--- sends a request at least every 1.2 s.) MAX_REQUEST_AGE: only a request that is at most this old
--- may remove silent entries (`remove_silent`).
+-- In ms. ALIVE_FOR: an entry is taken as alive for this time after its owner's last request. (A
+-- waiter sends a request at least every 1.2 s.) MAX_REQUEST_AGE: only a request that is at most
+-- this old may remove silent entries (`remove_silent`).
 local ALIVE_FOR, MAX_REQUEST_AGE = 2000, 400
 
 -- Fails on a replica, and changes nothing on a master. A replica must not tell a client that the
@@ -60,7 +60,7 @@ end
 -- The new entry goes in front of the entries of owners that came later, but behind each entry whose
 -- owner is known to have come earlier. Returns the position of the new entry, or nil if the entry
 -- belongs at the end. If `waiting_since` is ALIVE_FOR ago or more, an entry without an "asked" key
--- counts as later, because an owner that came earlier would have asked again by now.
+-- is taken as later, because an earlier owner would have sent another request by now.
 local function requeue(owner, waiting_since)
     local waited_long = now() - waiting_since >= ALIVE_FOR
     local place, first
@@ -82,8 +82,8 @@ end
 -- position; 1 if its entry is new, else 0; whether the queue was empty before. `waiting_since`: nil
 -- in the owner's first request, and in later requests the server's time at which the owner began to
 -- wait. Commands that may be refused run before the entry is added. The first PEXPIRE also prevents
--- an OOM error: once a script has written, the server refuses none of its commands for lack of
--- memory.
+-- an OOM error: after a script's first write, the server refuses no command of this script for lack
+-- of memory.
 local function enqueue(owner, waiting_since)
     local place = redis.call('lpos', queue, owner)
     local exists = redis.call('pexpire', queue, QUEUE_TTL)
@@ -102,13 +102,13 @@ local function enqueue(owner, waiting_since)
 end
 
 -- Removes the silent entries ahead of `asker`. The caller has found the lock free while the queue
--- has entries: an owner did not use its grant, or the holder died. If silent entries remained, each
--- of them in turn would be granted the lock for PROVISIONAL ms. An entry is silent if its owner has
--- sent no request for ALIVE_FOR ms, while the server answered the asker. `sent_at`: the server's
--- time at which the client sent this request, as the client estimates it; nil if the server did not
--- answer the client promptly in the last ALIVE_FOR ms. If the asker's request is late, the server
--- stood still or its clock jumped. In that case requests of other owners may be late, too, so no
--- entry counts as silent.
+-- has entries: an owner did not use its grant, or the holder died. If the silent entries remained,
+-- each of them in turn would be granted the lock for PROVISIONAL ms. An entry is silent if its
+-- owner has sent no request for ALIVE_FOR ms, while the server answered the asker. `sent_at`: the
+-- server's time at which the client sent this request, as the client estimates it; nil if the
+-- server did not answer the client promptly in the last ALIVE_FOR ms. If the asker's request is
+-- late, the server stood still or its clock jumped. In that case requests of other owners may be
+-- late, too, so no entry is taken as silent.
 local function remove_silent(asker, sent_at)
     if not sent_at or math.abs(now() - sent_at) > MAX_REQUEST_AGE then
         return
@@ -175,11 +175,11 @@ end
 -- hand-off costs two scripts and one message for any number of waiters. Returns 1: `grant` made the
 -- next process the owner; 2: a window is open, in which Redisson's clients may take the lock; 0:
 -- the lock is free, and `message` was published on the public channel; 3: as 0, and the chain ends,
--- because no Redisson client listens; 5: as 0, 2 or 3, but the server refused the message. A grant
--- gives the chain's data to the new owner, whose release gives them back in `start_or_age` and
--- `chain_count`. `start_or_age`: if above 0, the server's time in ms at which the chain began;
--- otherwise minus the chain's age in ms. `chain_count`: how many times one of redlatch's processes
--- got the lock in this chain.
+-- because no Redisson client listens; 5: as 0, 2 or 3, but the server refused the message. A chain
+-- is the time for which redlatch's processes have had the lock without a window. A grant gives the
+-- chain's data to the new owner, whose release sends them back in `start_or_age` and `chain_count`.
+-- `start_or_age`: if above 0, the server's time in ms at which the chain began; otherwise minus the
+-- chain's age in ms. `chain_count`: the number of grants in this chain.
 local function hand_on(start_or_age, chain_count, message, grant)
     local chain_start, reply =
         math.max(start_or_age > 0 and start_or_age or now() + start_or_age, 0), 0

@@ -75,10 +75,10 @@ local function change(outcome, ...)
 end
 
 -- Applies a request. `decide` returns the result and the command that makes the change. If there is
--- nothing to change, `decide` returns only a result, or nothing for the result 0. A result without
--- a change is written to the record only if this request is a copy: the first request may arrive
--- after its copy, and must then change nothing. `make_reply` computes the reply to the first
--- request from the command's reply. The reply to a copy is the result.
+-- nothing to change, `decide` returns only a result, or nothing for the result 0. If nothing
+-- changes, the result is written to the record only if this request is a copy: the first request
+-- may arrive after its copy, and must then change nothing. `make_reply` computes the reply to the
+-- first request from the command's reply. The reply to a copy is the result.
 local function once(decide, make_reply)
     if recorded_number == number then
         return answer(recorded_result, recorded_mark)

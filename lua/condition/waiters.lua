@@ -6,9 +6,9 @@
 -- ARGV 1 number of the database; the arguments of each script follow
 --
 -- The waiters are a list with one entry for each thread, in the order of arrival. A notification
--- removes an entry. A waiter without an entry counts as notified, so no wake-up is lost if the key
--- is deleted, or if passing.lua removes the entry of a live process as dead: the waiter learns this
--- when it next runs state.lua.
+-- removes an entry. The scripts treat a waiter without an entry as notified. So no wake-up is lost
+-- if the key is deleted, or if passing.lua removes the entry of a live process as dead: the waiter
+-- finds that its entry is missing when it next runs state.lua.
 --
 -- The notified waiters are a hash of records: waiter -> the time of its last keep-alive, and the
 -- number of the notification. A record exists until the waiter has taken the lock again and
@@ -16,8 +16,8 @@
 -- records, the field with the empty name has the time at which state.lua last read all of them.
 local waiting, notified = KEYS[1], KEYS[2]
 
--- In ms. KEYS_TTL: how long the keys exist after the last request. ALIVE_FOR: how long after its
--- last keep-alive a waiter with a record counts as alive.
+-- In ms. KEYS_TTL: how long the keys exist after the last request. ALIVE_FOR: for how long after
+-- its last keep-alive a waiter with a record is taken as alive.
 local KEYS_TTL, ALIVE_FOR = 60000, 2000
 
 -- Records a notified waiter. Returns nil, or the server's refusal: in that case nothing has

@@ -25,8 +25,8 @@
 -- grant changes no score (docs/fair-lock.md, "Scores"). While the lock is held, the script drops no
 -- waiter, because a stopped process may continue.
 local lease, owner, was_queued = ARGV[4], ARGV[5], ARGV[6] == '1' or ARGV[6] == '2'
--- A client's first waiter may be granted the lock before the client listens. As a flag, the score
--- of this waiter is half a ms lower. The waiter's next request or keep-alive removes the flag. The
+-- A client's first waiter may be granted the lock before the client listens. To flag this waiter,
+-- its score is half a ms lower. The waiter's next request or keep-alive removes the flag. The
 -- client's later waiters need no flag: when one of them becomes first, the client listens or is
 -- dead.
 local flag_offset = ARGV[6] == '3' and 0.5 or 0
@@ -47,10 +47,10 @@ local may_send_wanted = held_by and string.find(held_by, '[13579]$')
     and tonumber(number(held_by)) >= 2^50 and not redis.call('lrange', queue, 0, 0)[1]
 
 -- Returns the number n of Redisson's waiters in the queue. If a live redlatch waiter has the
--- highest score, all n are ahead of it: a Redisson waiter behind it would have a higher score. In
--- this case n is found from the highest score, which is now + n times Redisson's wait + at most the
--- fair wait. (If `remainder` is less than half the fair wait, the waiter has missed keep-alives, so
--- its score may not show n.)
+-- highest score, all Redisson waiters are ahead of it, because a Redisson waiter behind it would
+-- have a higher score. The function then computes n from the highest score, which is now + n times
+-- Redisson's wait + at most the fair wait. (If `remainder` is less than half the fair wait, the
+-- waiter has missed keep-alives, and its score may not show n.)
 local function count_redissons()
     local highest = redis.call('zrevrange', timeouts, 0, 0, 'withscores')
     if not highest[1] then
@@ -70,10 +70,9 @@ local function count_redissons()
     return count
 end
 
--- Adds these waiters to the set. Returns how many of these waiters were not in the set before. A
--- waiter that is in the set keeps its score, because the scores of the Redisson waiters behind it
--- are based on this score. `flagged`: the index of the waiter whose score is lowered by
--- `flag_offset`.
+-- Adds these waiters to the set. Returns how many of them were not in the set before. A waiter that
+-- is in the set keeps its score, because the scores of the Redisson waiters behind it are based on
+-- this score. `flagged`: the index of the waiter whose score is lowered by `flag_offset`.
 local function set_scores(ids, redissons_ahead, flagged)
     local score, scores = now() + fair_wait + redisson_wait * redissons_ahead, {}
     for i, id in ipairs(ids) do
@@ -150,7 +149,7 @@ local function requeue(ids)
         end
         positions[i] = position
     end
-    -- A Redisson waiter must have a higher score than the redlatch waiters ahead of it:
+    -- A Redisson waiter must have a higher score than the redlatch waiters ahead of it, because
     -- `count_redissons` relies on this.
     local min_score = now() + fair_wait + 1
     local raised = leading_ours + 1
@@ -164,7 +163,7 @@ local function requeue(ids)
             last = last - 1
         end
         -- These waiters were in the queue before, so they must return even if the server is out of
-        -- memory: after the ZREM it refuses no command.
+        -- memory. After the ZREM, such a server refuses no command of this script.
         redis.call('zrem', timeouts, unpack(group))
         if at == 0 then
             set_scores(group, 0)

@@ -126,15 +126,16 @@ local function followers(id, entries, first)
     return numbers[1] and table.concat(numbers, ',') or '-'
 end
 
--- Finds the next owner of the free lock, and drops dead waiters. A redlatch waiter counts as dead
+-- Finds the next owner of the free lock, and drops dead waiters. A redlatch waiter is taken as dead
 -- if its process does not listen, unless acquire.lua has flagged the waiter's score. (A flagged
--- waiter asks as soon as its process listens, and the reply then says that it is the owner.) A live
--- redlatch waiter becomes the owner and gets a message. `askers`: the waiters that send this
--- request and will read the reply. `alive`: waiters that live, whether they listen or not.
--- `entries`: the result of `first_entries`. Returns the first waiter, whether this waiter holds the
--- lock now, and whether a waiter was dropped. If the first waiter does not hold the lock, it keeps
--- its entry: it is in `askers` or `alive`, or is Redisson's. (The number that PUBLISH returns
--- includes pattern subscriptions of other clients, so it does not show whether a process is alive.)
+-- waiter sends a request as soon as its process listens, and the reply then says that it is the
+-- owner.) A live redlatch waiter becomes the owner and gets a message. `askers`: the waiters that
+-- send this request and will read the reply. `alive`: waiters that live, whether they listen or
+-- not. `entries`: the result of `first_entries`. Returns the first waiter, whether this waiter
+-- holds the lock now, and whether a waiter was dropped. If the first waiter does not hold the lock,
+-- it keeps its entry: it is in `askers` or `alive`, or is Redisson's. (The number that PUBLISH
+-- returns includes pattern subscriptions of other clients, so it does not show whether a process is
+-- alive.)
 local function hand_on(askers, alive, entries)
     local dropped = false
     entries = entries or first_entries()
@@ -170,7 +171,7 @@ end
 
 -- Hands on a lock that has become free. Returns 1: the lock has a new owner; 0: there is no waiter,
 -- or the first waiter got a message; 5: the server refused that message. If `hand_on` fails, the
--- lock stays free.
+-- lock remains free.
 local function try_hand_on(entries)
     local succeeded, head, granted = pcall(hand_on, nil, nil, entries)
     local message_sent = not succeeded or not head or granted or pcall(send_ask, head)

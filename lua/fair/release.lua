@@ -8,7 +8,7 @@
 --
 -- One HDEL checks the owner and deletes the lock. A server that is out of memory allows it. Before
 -- the HDEL, the script checks that the user may run the later commands. The owner names one
--- acquisition, so a request that is sent again gets nil.
+-- acquisition, so a copy of the request gets nil.
 local owner, entries = ARGV[4], first_entries()
 
 -- WRONGTYPE: the key holds data of another type, so this owner does not have the lock.

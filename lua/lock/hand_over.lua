@@ -1,7 +1,7 @@
 -- Prepended to ../hand_off.lua in release.lua: frees a lock that has no waiters, or grants a lock
--- without tokens to the first owner in the queue that listens. (If the chain is older than
--- MIN_CHAIN_AGE of ../hand_off.lua, and a Redisson client listens, the rest of the script releases
--- the lock.)
+-- without tokens to the first owner in the queue that listens. (If redlatch's clients have passed
+-- the lock to each other for longer than MIN_CHAIN_AGE of ../hand_off.lua, and a Redisson client
+-- listens, the rest of the script releases the lock.)
 --
 -- The rest of the script would do the same, but creating its functions takes longer, as in
 -- free.lua. (The grant message consists of strings as far as possible, because Lua takes as long to

@@ -55,9 +55,10 @@ local function make_holder(owner, lease)
 end
 
 -- Grants the free lock to the first process in the queue that listens. Returns the new owner, and
--- the server's refusal if there was one. The process of `asker` reads the reply, so `asker` gets no
--- message and the full `lease`. The message to any other owner contains the chain (see `hand_on`),
--- and the token if the lock has tokens. (The caller has called `denied_grant`.)
+-- the server's refusal if there was one. The process of `asker` reads the reply, so `asker` gets
+-- the full `lease` and no message. The message to any other owner contains the chain's beginning
+-- and count (see `hand_on`), and the token if the lock has tokens. (The caller has called
+-- `denied_grant`.)
 local function grant_head(chain_start, chain_count, asker, lease)
     local head = redis.call('lpop', queue)
     while head and head ~= asker do

@@ -4,11 +4,11 @@
 -- ARGV 1 the client's uuid
 -- reply: for each lock the list of these owners
 --
--- A new master may lack the last commands that the old master received. So the new master may have
--- holds and queue entries of owners that no thread uses any longer. The script changes nothing. If
--- the user may not read a queue, the queue counts as empty. Each command runs in a pcall, as in
--- renew.lua. A hash with more than MAX_OWNERS fields counts as another program's data, even if it
--- is a lock with many readers.
+-- A new master may lack the last commands that the old master received. So it may have holds and
+-- queue entries of owners that no thread uses any longer. The script changes nothing. If the user
+-- may not read a queue, the reply treats the queue as empty. Each command runs in a pcall, as in
+-- renew.lua. If a hash has more than MAX_OWNERS fields, the script treats it as another program's
+-- data, even if it is a lock with many readers.
 local MAX_OWNERS = 1000
 
 -- Adds the client's owners in one queue of this lock to `reply`.

@@ -6,8 +6,8 @@
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 local count = tonumber(ARGV[1])
 local is_plain = string.sub(ARGV[3 + count], 1, 15) ~= 'redisson_rwlock'
--- The replies of the locks that this part has seen, other than 0; false = the rest of the script
--- must release this lock. (`is_handled` is nil if this part has seen no lock.)
+-- The replies other than 0 of the locks that this part has handled; false = the rest of the script
+-- must release this lock. (`is_handled` is nil if this part has handled no lock.)
 local is_handled, special_replies
 if #ARGV == 2 + 2 * count and redis.pcall('exists', unpack(KEYS, count + 1, 2 * count)) == 0 then
     is_handled = true

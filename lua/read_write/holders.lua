@@ -45,7 +45,7 @@ local function mode_of()
     return mode, left
 end
 
--- Returns whether one of the holders is a Redisson client.
+-- Returns whether any of the holders is a Redisson client.
 local function has_redisson_holder()
     for _, field in ipairs(redis.pcall('hkeys', lock)) do
         if field ~= 'mode' and not is_ours(field) then
@@ -79,9 +79,9 @@ end
 -- Makes these owners holders: one writer, or readers. The mode of the present holders must allow
 -- this. Returns nil, or the server's refusal: in that case nothing has changed. A lock must have a
 -- time to live, and a reader its timeout key, so commands that may be refused come first. (The
--- function only checks the right to PEXPIRE and does not try it first: once a script has written, a
--- server that is out of memory refuses none of its commands.) `given_ttl`: the time to live that
--- this script has already given the lock, if it has.
+-- function checks the right to PEXPIRE, but does not try PEXPIRE first: after an accepted first
+-- write, a server that is out of memory would refuse none of the script's commands.) `given_ttl`:
+-- the time to live that this script has already given the lock, or nil.
 local function make_holders(owners, lease, given_ttl)
     local left = given_ttl or redis.pcall('pttl', lock)
     local refusal = refused(left) or not given_ttl and denied('pexpire', lock, '') or nil
@@ -273,12 +273,12 @@ local function channels_of(entries)
     return channels
 end
 
--- Grants the lock to the first owner in the queue that listens, and if that is a reader, to all
--- readers up to the next writer. The process of `asker` reads the reply, so `asker` gets no message
--- and the full `lease`. Returns whether any owner was granted the lock, whether the function
--- reached the asker, and the server's refusal if the asker or an owner before it was refused. (The
--- caller has called `denied_grant`.) A dead writer at the head is removed even while readers have
--- the lock.
+-- Grants the lock to the first owner in the queue that listens. If that owner is a reader, all
+-- readers up to the next writer get the lock, too. The process of `asker` reads the reply, so
+-- `asker` gets the full `lease` and no message. Returns whether any owner was granted the lock,
+-- whether the function reached the asker, and the server's refusal if the asker or an owner before
+-- it was refused. (The caller has called `denied_grant`.) A dead writer at the head is removed even
+-- while readers have the lock.
 --
 -- One call may grant the lock to thousands of readers, and meanwhile the server serves no other
 -- client. So the function reads a value only once if it is equal for all readers, and reads up to

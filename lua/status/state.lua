@@ -14,9 +14,9 @@
 -- Times are in ms. A negative time or token means that it is unknown. A negative time to live or
 -- time left may also mean that there is no end.
 --
--- The script changes nothing. The script reads at most MAX_ENTRIES queue entries or holders, so
--- that it does not block the server. A key that the user may not read counts as absent, except KEYS
--- 1. A key of another type counts as absent, too.
+-- The script changes nothing. It reads at most MAX_ENTRIES queue entries or holders, so that it
+-- does not block the server. If the user may not read a key, the script treats the key as absent,
+-- except KEYS 1. It also treats a key of another type as absent.
 local MAX_ENTRIES = 1000
 local name = KEYS[1]
 local clock = redis.call('time')
