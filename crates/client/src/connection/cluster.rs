@@ -51,7 +51,7 @@ pub struct Cluster {
     map: AddressMap,
     lanes: OnceLock<usize>,
     state: Mutex<ClusterState>,
-    /// Signals that the thread with the [`Refreshing`] role is done.
+    /// Signals that the thread with the [`Refreshing`] role has finished.
     refreshed: Condvar,
     on_node: OnceLock<OnNode>,
     on_moved: OnceLock<OnMoved>,

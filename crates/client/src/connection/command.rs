@@ -397,9 +397,9 @@ impl Command {
         self.eval(&script.text(channels).code, None)
     }
 
-    /// Returns the same call with a text that first runs the check of the query and then the
-    /// script. For the server, this text is a different script. Returns `None` for a plain command
-    /// or a call without a query.
+    /// Returns the same call with a text that first checks the rights and then runs the script. For
+    /// the server, this text is a different script. Returns `None` for a plain command or a call
+    /// without a rights query.
     pub(crate) fn to_rights_query(&self, channels: Channels, random: &str) -> Option<Vec<u8>> {
         let (EvalParts { script, .. }, query) = (self.script?, self.query?);
         let code = format!(

@@ -153,7 +153,7 @@ impl ServerHealth {
         let mut lacks = self.lacks.lock();
         if !lacks.contains(&what) {
             lacks.push(what);
-            // If there is no callback yet, `on_report` reports it later.
+            // If there is no callback yet, `on_report` reports the event later.
             self.report(event(what));
         }
     }

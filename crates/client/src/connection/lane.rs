@@ -47,8 +47,8 @@ pub struct Lane {
     pub permits_answered: AtomicU64,
 }
 
-/// The values of [`Lane::service_requests`]. `REQUESTED_AGAIN`: there was a post since the last
-/// [check](Lane::check).
+/// The values of [`Lane::service_requests`]. `REQUESTED_AGAIN` means that there was a post since
+/// the last [check](Lane::check).
 const NOT_REQUESTED: u8 = 0;
 const REQUESTED: u8 = 1;
 const REQUESTED_AGAIN: u8 = 2;
@@ -67,7 +67,7 @@ struct LaneState {
     /// The number of threads that the last packet served.
     served: usize,
     round_trip: Duration,
-    /// [`Link::alive_at`] when the last combiner finished. Zero after a link that broke.
+    /// The value of [`Link::alive_at`] when the last combiner finished. Zero after a link broke.
     alive_at: u64,
 }
 
@@ -216,8 +216,8 @@ impl Lane {
         match state.link.as_deref().filter(|link| link.owed() > 0) {
             Some(link) if link.silent_for() >= patience => LaneCheck::Service,
             Some(_) => LaneCheck::Again,
-            // A post changes `service_requests` after it has written. So if this thread overwrites
-            // the change, the reply to that post has already been read.
+            // A post first writes its command and then changes `service_requests`. So if this
+            // thread overwrites that change, the reply to the post has already been read.
             None if self.service_requests.load(Ordering::Acquire) == REQUESTED_AGAIN => {
                 self.service_requests.store(REQUESTED, Ordering::Release);
                 LaneCheck::Again

@@ -229,7 +229,7 @@ impl Socket {
     }
 
     /// Makes the next read or write end at the deadline, or at most [`TIMEOUT_SLACK`] after it.
-    /// `anew`: whether the last read or write ended before the deadline.
+    /// `anew` says whether the last read or write ended before the deadline.
     fn arm(&mut self, way: IoDirection, anew: bool) -> io::Result<()> {
         let left = match self.left.take().map_or_else(|| time_left(self.deadline), Ok) {
             // If the process was stopped during a read until after the deadline, let it read a

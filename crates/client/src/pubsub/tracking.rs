@@ -36,14 +36,14 @@ use crate::sync::clock;
 
 /// One or more holds under a key.
 pub trait Tracked: Send + Sync {
-    /// Returns the query to the server, or `None` if no hold needs tracking.
+    /// Returns the query to send, or `None` if no hold needs tracking.
     fn hold_query(self: Arc<Self>) -> Option<HoldQuery>;
 }
 
 /// A key, and a hold under it that has lasted for a while.
 pub(super) type ToTrack = (Arc<str>, Weak<dyn Tracked>);
 
-/// A query to the server that reads a key: does the hold still exist?
+/// A query whether holds still exist. The query reads their key.
 pub struct HoldQuery {
     /// The command that reads the key.
     pub command: Command,
@@ -63,7 +63,7 @@ pub(super) const NO_TRACKING: &str = "it does not notify the client of changed k
                                       CLIENT TRACKING or SUBSCRIBE is refused): the client finds a \
                                       loss at the next renewal, or with a fixed lease at unlock";
 
-/// The maximum number of queries about a key in a period, and the period's length.
+/// The maximum number of queries of a key in a period, and the period's length.
 const MAX_QUERIES: u32 = 10;
 const QUERY_PERIOD: u64 = 1_000_000_000;
 /// The maximum number of tracked keys. The limit keeps the cost of each renewal small, for the
@@ -165,7 +165,7 @@ impl Tracking {
         .collect()
     }
 
-    /// Whether this step is a query about a key that is still tracked here.
+    /// Whether this step is a query of a key that is still tracked here.
     pub(super) fn is_query(&self, step: &TrackingStep) -> bool {
         matches!(step, TrackingStep::Ask { key, .. } if self.keys.contains_key(key))
     }

@@ -16,9 +16,9 @@ pub(super) struct KnownRights {
     is_open: bool,
     /// One bit for each query whose reply was "the user may use all names".
     all: u64,
-    /// Each number is the hash of a query whose reply was "the user may use only some names",
-    /// and of a name that was checked. If there are too many numbers, all are forgotten and the
-    /// names are checked again.
+    /// The checked names of queries whose reply was "the user may use only some names". Each number
+    /// is the hash of such a query and a name. If there are too many numbers, all are forgotten,
+    /// and the names are checked again.
     names: HashSet<u64>,
     hasher: RandomState,
     /// The number of logins over the connection. A reply is valid only for its own login.
@@ -33,7 +33,7 @@ impl KnownRights {
         Self { is_open, ..Self::default() }
     }
 
-    /// Returns the bytes of a command, and its query if it must carry one.
+    /// Returns the bytes of a command, and the query that must be sent with it, if any.
     pub(super) fn encoded<'a>(
         &mut self,
         command: &'a Command,
@@ -51,7 +51,7 @@ impl KnownRights {
         (command.bytes_for(channels), None)
     }
 
-    /// Returns the script's reply without the part for the query that was sent with it.
+    /// Returns the script's reply without the part that answers the query.
     pub(super) fn answered(
         &mut self,
         command: &Command,
@@ -82,7 +82,7 @@ impl KnownRights {
         format!("{:016x}", self.hasher.hash_one(clock::now()))
     }
 
-    /// Returns the query that the command must carry, if it must carry one.
+    /// Returns the query that must be sent with the command, if any.
     fn query_for(&self, command: &Command) -> Option<&'static RightsQuery> {
         let query = command.rights_query()?;
         let is_known = self.all & query.bit() != 0
