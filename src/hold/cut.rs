@@ -52,8 +52,8 @@ impl LeaseCut {
         let to = if before == 0 { most } else { before.min(most) };
         self.cut_to.store(to, Ordering::SeqCst);
         // This read comes after the store to `cut_to`. A thread that asks for a lease raises
-        // `Hold::longest_requested` before it reads `cut_to`. Because of this order, at least one
-        // of the renewer and the asking thread sees the value that the other has stored.
+        // `Hold::longest_requested` before it reads `cut_to`. So the renewer sees the raised value,
+        // or the other thread sees the new `cut_to`, or both.
         if longest_asked() == most {
             return Longer::Cut(longest);
         }

@@ -17,8 +17,8 @@ use redlatch_client::sync::{Condvar, Mutex, MutexGuard, clock, is_forked, own_th
 const TARGET: &str = "redlatch";
 /// The maximum number of log lines in the queue. Further lines are dropped and counted.
 const MAX_LINES: usize = 1_000;
-/// Losses for the same reason share a log line. The line is written when this time has passed since
-/// the last loss, or [`MAX_GATHER`] since the first loss. The two times are in nanoseconds.
+/// Losses for the same reason share a log line. The line is written this long after the last loss,
+/// or [`MAX_GATHER`] after the first loss. Both times are in nanoseconds.
 const GATHER_FOR: u64 = 300_000_000;
 const MAX_GATHER: u64 = 2_000_000_000;
 /// The maximum number of names in a log line about losses.

@@ -173,8 +173,8 @@ impl Watchdog {
         drop(cancelled);
     }
 
-    /// Makes the renewer read a lane's replies after [`READ_REPLIES_AFTER`], unless callers have
-    /// read them.
+    /// Makes the renewer read a lane's replies after [`READ_REPLIES_AFTER`] if no caller has read
+    /// them by then.
     pub(crate) fn service(&self, lane: &Arc<Lane>) {
         let due = clock::now() + clock::nanos(READ_REPLIES_AFTER);
         self.insert(due, WheelItem::Lane(Arc::clone(lane)));

@@ -75,10 +75,11 @@ impl Synchronizer for Hooks<'_, '_> {
         (kind, 1)
     }
 
-    /// A thread that holds the lock takes another level. This needs a request only if the level's
-    /// fixed lease is longer than the remaining lease. Otherwise one thread of the process asks
-    /// Redis. If the lease of the present hold is over, `reentered` declares the hold lost, and the
-    /// thread enters again. A thread may also enter beside the holder of a read-write lock.
+    /// If the thread holds the lock, it takes another level. This needs a request only if the
+    /// level's fixed lease is longer than the remaining lease. If the lease of the present hold is
+    /// over, `reentered` declares the hold lost, and the thread enters again. A thread may also
+    /// read with other readers of this process, or under its own write lock. Otherwise one thread
+    /// of the process sends a request.
     fn enter(&self, claim: &Claim<'_, LockNeed>) -> Result<EnterOf<Self>, Error> {
         if let Some(leadership) = self.together.and_then(Together::lead) {
             let (leadership, lead) = leadership.into_parts();

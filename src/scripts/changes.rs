@@ -177,9 +177,9 @@ impl Change {
         Self { at, run, sequence, number, latest, permits, semaphore, mark }
     }
 
-    /// Whether every replica certainly has the change. This is so if the same run of the server has
-    /// replied to a later change, at the time `answered`, more than [`KEEP_FOR`] after this change.
-    /// Another run may lack the change until the client repeats it.
+    /// Whether every replica certainly has the change. This is certain if the same run of the
+    /// server has replied to a later change, at the time `answered`, more than [`KEEP_FOR`] after
+    /// this change. Another run may lack the change until the client repeats it.
     pub(super) fn is_old(&self, answered: u64, run: u64) -> bool {
         self.run == run && answered.saturating_sub(self.at) > KEEP_FOR
     }

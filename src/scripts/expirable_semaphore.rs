@@ -75,7 +75,7 @@ impl ExpirableScripts<'_> {
     /// Takes permits for these needs, in order, until a need cannot be satisfied. The first need is
     /// satisfied if enough permits are free. A later need is satisfied only if this need and the
     /// needs before it together fit into the share of one of `clients` clients. `ids` has an id for
-    /// each permit. Taken permits get the first ids.
+    /// each permit. The taken permits get the first ids.
     pub(crate) fn try_acquire(
         self,
         lease: Duration,

@@ -134,7 +134,7 @@ impl Tracked for Site {
         let command = scripts::lock::is_held_by_command(&self.name, &owner);
         let answered = Box::new(move |reply: &Value| {
             // A change of the key is only a hint that the hold may be lost. If the hold was
-            // released in the meantime, no query is needed.
+            // released in the meantime, the client need not query the server about it.
             if *reply != Value::Int(1) && self.tracked_owner().is_some() {
                 let core = Arc::clone(&self.core);
                 core.watchdog.renew_now(self.renew_now());

@@ -55,8 +55,9 @@ pub(crate) struct MailboxState {
 }
 
 /// The subscriber thread calls this when a message on the client's own channel names this owner.
-/// Scripts send such messages (`lua/lock/hand_over.lua`, or `send_message` in `lua/hand_off.lua`). A grant
-/// that names an owner without a mailbox is given back (`site/unclaimed.rs`).
+/// Scripts send such messages (`lua/lock/hand_over.lua`, or `send_message` in `lua/hand_off.lua`).
+/// If a grant names an owner without a mailbox, the client gives the grant back
+/// (`site/unclaimed.rs`).
 impl Recipient for Mailbox {
     fn receive(&self, message: &Message<'_>) -> bool {
         let now = clock::now();
@@ -332,9 +333,9 @@ impl Site {
     ///
     /// # Errors
     ///
-    /// Returns an error if another hold has the seat and the server does not answer whether it has
-    /// the new hold. The caller must then undo the new hold. Also returns an error if the client
-    /// was shut down in the meantime: then the new hold is released.
+    /// Returns an error if another hold has the seat and the server does not answer the query
+    /// whether the new hold still exists. The caller must then undo the new hold. Also returns an
+    /// error if the client was shut down in the meantime: then the new hold is released.
     pub(crate) fn admit(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,

@@ -109,9 +109,9 @@ impl Site {
         Err(self.lost_error(tenancy, reason))
     }
 
-    /// Releases the hold of the seat that the thread has left, unless other threads have the hold.
-    /// Then transfers the leadership, so that the next leader's request runs after the release.
-    /// Returns the seat.
+    /// Releases the hold of the seat that the thread has left, unless other threads still have the
+    /// hold. Then transfers the leadership, so that the next leader's request runs after the
+    /// release. Returns the seat.
     pub(super) fn finish_leaving(
         self: &Arc<Self>,
         left: LeaveOutcome,

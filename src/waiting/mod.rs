@@ -79,8 +79,8 @@ pub(crate) trait Synchronizer {
         Ok(Some(grant))
     }
 
-    /// Returns the request state of a new leader that got no lead from an earlier leader. The
-    /// request state may take the leadership over, and then transfers it.
+    /// Returns the request state for a new leader that got no lead from an earlier leader. The
+    /// request state may take the leadership over from the leader, and must then transfer it.
     fn request_state(
         &self,
         claim: &ClaimOf<'_, Self>,

@@ -1,8 +1,8 @@
 //! The queue of the threads of one process that wait for the same name, first come, first served.
 //! One thread at a time has the *leadership*: only this thread, the leader, sends requests.
 //!
-//! The leadership is never lost, because the leader transfers it on every path. A thread that
-//! leaves the queue first checks whether it was given the leadership or a grant in the meantime.
+//! The leadership is never lost, because the leader transfers it on every path. Before a thread
+//! leaves the queue, it checks whether it was given the leadership or a grant in the meantime.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

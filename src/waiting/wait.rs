@@ -206,8 +206,8 @@ impl Sleeper<'_> {
         channel.wake(self.thread.waker())
     }
 
-    /// Sleeps until `is_ready` returns true, or until `until`. Returns an error if the wait was
-    /// cancelled or the client was shut down.
+    /// Sleeps until `is_ready` returns true or the time `until` has come. Returns an error if the
+    /// wait was cancelled or the client was shut down.
     pub(crate) fn sleep_until(
         &self,
         until: Option<Instant>,

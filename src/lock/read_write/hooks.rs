@@ -141,7 +141,7 @@ impl Hooks<'_, '_> {
         Ok(Some(tenancy))
     }
 
-    /// Admits a leader that reads. The leader still leads, to let more readers in.
+    /// Admits a leader that reads. The leader keeps the leadership, to let more readers in.
     pub(in crate::lock) fn admit_to_read(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<Site>>,
@@ -188,7 +188,7 @@ impl Hooks<'_, '_> {
                 continue;
             }
             let Some((tenancy, _)) = site.gate.join(claim.thread, terms) else {
-                // The server has granted a read hold, so the server no longer has a kept write
+                // The server has granted a read hold. So the server no longer has a kept write
                 // hold.
                 site.gate.clear_kept();
                 continue;

@@ -108,7 +108,7 @@ const FRESH_REFUSAL: u64 = 100_000_000;
 /// The maximum number of needs in one request. It limits the server's work for the request.
 const MAX_NEEDS: usize = 128;
 
-/// Returns the first need that cannot be satisfied if `permits` permits are given to the needs in
+/// Returns the first need that is not satisfied if `permits` permits are given to the needs in
 /// order.
 pub(crate) fn first_unmet(needs: &[u32], mut permits: u32) -> Option<u32> {
     needs.iter().copied().find(|need| match permits.checked_sub(*need) {

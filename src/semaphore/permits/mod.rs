@@ -47,11 +47,12 @@ pub(crate) trait PermitSource: Sized {
 
     fn gate(&self) -> &PermitGate<Self::Lease>;
 
-    /// Sends one request for these needs. The server meets the needs in order, each need completely
-    /// or not at all. `clients`: the number of processes that share the free permits. The first
-    /// need is satisfied if enough permits are free, and the further needs only within the share of
-    /// one process. Without this limit the other processes would starve, because the process that
-    /// has just released permits is the first to ask.
+    /// Sends one request for these needs. The server satisfies the needs in order, each need
+    /// completely or not at all. `clients`: the number of processes that share the free permits.
+    /// The server satisfies the first need if enough permits are free, and the further needs only
+    /// within the share of one process. Without this limit, the process that has just released
+    /// permits would take them all again, because it is the first to ask, and the other processes
+    /// would starve.
     fn request(
         self: &Arc<Self>,
         needs: &[u32],
