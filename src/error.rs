@@ -274,8 +274,9 @@ impl Error {
     /// Returns whether the server may have run the request, or may still run it, although the
     /// client got no usable reply.
     ///
-    /// - A call that *takes* a lock or permits (also `drain_permits`) has taken nothing, and the
-    ///   client releases in the background anything that the server granted: you may call it again.
+    /// - After a call that *takes* a lock or permits (also `drain_permits`), the caller has nothing.
+    ///   If the server has granted something, the client releases it in the background. You may
+    ///   repeat the call.
     /// - A call that *gives back* (`unlock`, a permit's `release`, `release_many`,
     ///   `release_forgotten`, `count_down`) is repeated in the background: do not call it again.
     ///   The client also repeats the release after a failed `leave_to_expire` or `into_ticket`.

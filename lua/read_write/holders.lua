@@ -147,9 +147,9 @@ local function examine_readers(owner, size)
 end
 
 -- For a lock with many readers: examines a few readers at random. Returns nil if `examine_readers`
--- must examine all readers: if all examined leases have expired, if no live redlatch reader was
--- examined, or if only the lease of `owner` may be as long as the lock's time to live. Otherwise
--- returns the lock's time to live and the dead readers among the examined readers. The lock then
+-- must examine all readers. There are three such cases: all examined leases have expired; no live
+-- redlatch reader was examined; or the lock's time to live may come from the lease of `owner` alone.
+-- Otherwise returns the lock's time to live and the dead readers among the examined readers. The lock then
 -- keeps its time to live, which may come from a reader that has left. When only MANY readers are
 -- left, `examine_readers` corrects this time. If all readers die, `free_if_all_dead` corrects it.
 local function sample_readers(owner)

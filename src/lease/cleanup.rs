@@ -50,8 +50,8 @@ type NextCommand = (Command, bool);
 
 enum CleanupKind {
     /// Undoes an earlier request. Ends at `until`, or when an answer at `answer_counts_from` or
-    /// later [settles](is_settled) the undo. An earlier answer does not end the undo: the request
-    /// to undo may still be in an old connection, and a stalled server may run it after the undo.
+    /// later [settles](is_settled) the undo. An earlier answer does not end the undo: the earlier
+    /// request may still be in an old connection, and a stalled server may run it after the undo.
     /// After an answer, the command is not repeated before `repeat_from`. From `repeat_from` on,
     /// `next` may return another command, even if the earlier command has no answer yet.
     Undo { next: Box<dyn Fn() -> NextCommand + Send>, repeat_from: u64, answer_counts_from: u64 },

@@ -235,7 +235,8 @@ mod tests {
     use super::*;
     use crate::config::ClientBuilder;
 
-    /// The texts of the errors come from the documentation of each program.
+    /// What an error says about another program (Garnet, Dragonfly, Kvrocks) is taken from that
+    /// program's documentation.
     #[test]
     fn an_error_at_connect_names_the_program_and_is_true_of_it() {
         let garnet = InfoReply::parse("# Server\r\ngarnet_version:1.0.84\r\nos:Linux\r\n");

@@ -104,7 +104,7 @@ impl Pending {
     }
 }
 
-/// The work that is left for a lane, for the lane's models.
+/// The work that is left in a lane. Only the models of lanes read it.
 #[cfg(models)]
 #[derive(Debug)]
 pub struct LaneWork {
