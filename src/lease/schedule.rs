@@ -131,8 +131,7 @@ pub(crate) enum RenewalProgress {
     /// No renewal has been sent yet, or the last renewal succeeded.
     #[default]
     Done,
-    /// A renewal was sent and has no reply yet. Just before it, `failed` renewals in a row
-    /// failed.
+    /// A renewal was sent and has no reply yet. Just before it, `failed` renewals in a row failed.
     Sent { failed: u32 },
     /// The last renewal failed, or must be followed by another renewal. `failed` is the number of
     /// renewals that have failed in a row, and `again` is the time of the next attempt.
