@@ -82,7 +82,7 @@ pub(crate) struct Side {
     pub(crate) seat: Option<Seat>,
     pub(crate) cohort: Cohort,
     /// The number of forced unlocks of this process that the server has answered.
-    pub(crate) forced: u64,
+    pub(crate) forced_unlocks: u64,
 }
 
 /// A thread's need: the mode, and the terms.
