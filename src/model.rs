@@ -49,8 +49,8 @@ impl ModelServer {
         self.0.dialer()
     }
 
-    pub(crate) fn refusals(&self) -> usize {
-        self.0.with(|locks, _, _| locks.refusals)
+    pub(crate) fn not_granted(&self) -> usize {
+        self.0.with(|locks, _, _| locks.not_granted)
     }
 
     pub(crate) fn owner(&self, key: &str) -> Option<Vec<u8>> {
@@ -123,8 +123,8 @@ struct Locks {
     shared: HashMap<Vec<u8>, Holders>,
     /// Key to the queue of the lock's waiters.
     queues: HashMap<Vec<u8>, VecDeque<Vec<u8>>>,
-    /// The number of refused requests for a lock.
-    refusals: usize,
+    /// The number of requests for a lock that got no grant.
+    not_granted: usize,
     /// The arguments of the users' scripts that have run, in order.
     ran: Vec<Vec<u8>>,
     /// The scripts that got no reply and may still run at any time. Each entry is a lock, an
@@ -137,7 +137,7 @@ struct ModelStep<'a> {
     locks: &'a mut HashMap<Vec<u8>, Vec<u8>>,
     shared: &'a mut HashMap<Vec<u8>, Holders>,
     queues: &'a mut HashMap<Vec<u8>, VecDeque<Vec<u8>>>,
-    refusals: &'a mut usize,
+    not_granted: &'a mut usize,
     peers: &'a mut Peers,
     /// The server's time, in ms.
     now: i64,
@@ -145,8 +145,8 @@ struct ModelStep<'a> {
 
 impl Locks {
     fn step<'a>(&'a mut self, peers: &'a mut Peers, now: i64) -> ModelStep<'a> {
-        let Self { locks, shared, queues, refusals, .. } = self;
-        ModelStep { locks, shared, queues, refusals, peers, now: now / 1_000 }
+        let Self { locks, shared, queues, not_granted, .. } = self;
+        ModelStep { locks, shared, queues, not_granted, peers, now: now / 1_000 }
     }
 }
 
@@ -330,7 +330,7 @@ impl ModelStep<'_> {
             }
             self.moves_on(key);
         }
-        *self.refusals += 1;
+        *self.not_granted += 1;
         numbers(&[0, self.now, -1, 0, i64::from(was_queued && !is_there)])
     }
 
@@ -372,7 +372,7 @@ impl ModelStep<'_> {
             let places = queue.len() as i64;
             return Value::Int(if already { -1 - places } else { places });
         }
-        *self.refusals += 1;
+        *self.not_granted += 1;
         if !queues {
             return Value::Nil;
         }
@@ -397,7 +397,7 @@ impl ModelStep<'_> {
                 Some(holder) if holder == owner => {}
                 None if !waits => {}
                 holder => {
-                    *self.refusals += 1;
+                    *self.not_granted += 1;
                     let is_taken = holder.is_some_and(|holder| holder[..36] != owner[..36]);
                     return if is_taken { Value::Nil } else { Value::Int(0) };
                 }

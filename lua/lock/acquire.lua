@@ -9,7 +9,7 @@
 --      present time in ms, as the client estimates it
 -- reply: n >= 0: taken, and n processes wait; n < 0: this owner already had it, and -1 - n
 --        processes wait; if the lock has tokens, {n, the last token of this hold}
---        {now, left, place, holder_kind, is_new} = refused; now: the server's time in ms; left: ms
+--        {now, left, place, holder_kind, is_new} = queued; now: the server's time in ms; left: ms
 --        after which another request may succeed (2000 if an owner behind others asks for the first
 --        time); place: the number of entries ahead; holder_kind: 0 = a redlatch client holds the
 --        lock, 1 = a Redisson client holds it, 2 = it is free, and a window is open; is_new: 1 =

@@ -3,7 +3,7 @@
 //! entry is in `lock/fair/entry.rs`.
 //!
 //! ```text
-//!         asks                    refused: sleeps until the poll, an end, or a message
+//!         asks                     queued: sleeps until the poll, an end, or a message
 //!   new ───────> asking ──────────────────────────────────────────────> sleeping
 //!                 ^ │ granted by reply                  granted by message │ │ due
 //!                 │ └──────────────────────> granted <─────────────────────┘ │
@@ -34,8 +34,8 @@
 //!   not enough for it. This request raises the lease.
 //! - *collected after the reply*: the thread collects the inbox only between requests. A message
 //!   that arrives during a request remains in the inbox. After the reply, the thread knows whether
-//!   a grant message is still valid: the server may have refused the owner after the grant.
-//! - *every wait ends*: a refused owner sleeps for at most [`POLL`]. This time is shorter than the
+//!   a grant message is still valid: the reply may say that the owner is in the queue again.
+//! - *every wait ends*: a queued owner sleeps for at most [`POLL`]. This time is shorter than the
 //!   lease of a grant by message, so every waiter sends at least one request during such a lease.
 //!   The reply says when the lease ends, and the waiter asks again at that time. So if the process
 //!   with the grant is stopped, the other waiters lose only the time of its lease. (Every waiter
@@ -149,7 +149,7 @@ pub(crate) enum EntryReply<D> {
     },
     /// Another owner has the lock, or a window for Redisson is open. This owner has an entry in the
     /// queue.
-    Refused {
+    Queued {
         /// The server's clock, in ms.
         now: u64,
         /// The time after which another request may succeed, even if no message comes.
@@ -163,7 +163,7 @@ pub(crate) enum EntryReply<D> {
         poll: u64,
     },
     /// The owner has an entry in a fair lock's queue, or has just lost its entry.
-    Queued {
+    FairQueued {
         /// The server's clock, in ms.
         now: u64,
         /// How long the owner sleeps without a message.
@@ -217,8 +217,8 @@ pub(crate) enum Undo {
     NowAndLater,
 }
 
-/// A valid grant: since the grant, the server has not refused the owner and was not restarted, and
-/// the lease of the grant has not ended.
+/// A valid grant: since the grant, no reply has said that the owner is not the holder, the server
+/// was not restarted, and the lease of the grant has not ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ValidGrant<D> {
     /// The request whose time is the start of the lease.
@@ -332,9 +332,9 @@ impl<D> EntryMachine<D> {
                 let granted = ValidGrant { asked, lease, in_doubt: self.in_doubt, by };
                 return AfterReply { listens, suspects, then: Then::Granted(granted) };
             }
-            EntryReply::Refused { now: server, left, place, by_redisson, is_new, poll } => {
+            EntryReply::Queued { now: server, left, place, by_redisson, is_new, poll } => {
                 self.exchanges.note_queued(now, server);
-                self.refused(server);
+                self.record_not_holder(server);
                 // The owner had an entry, and this entry is new. So the server granted the lock to
                 // the old entry, and the message of this grant did not arrive.
                 suspects = is_new && self.place.is_some();
@@ -343,9 +343,9 @@ impl<D> EntryMachine<D> {
                 listens = if is_first { Listens::ToPublic } else { Listens::ToOwn };
                 self.ask_at = now.saturating_add(nap(left, place, poll));
             }
-            EntryReply::Queued { now: server, sleep, came_back } => {
+            EntryReply::FairQueued { now: server, sleep, came_back } => {
                 suspects = came_back;
-                self.refused(server);
+                self.record_not_holder(server);
                 self.ask_at = now.saturating_add(nanos(sleep));
             }
             EntryReply::NotTaken => {}
@@ -396,7 +396,7 @@ impl<D> EntryMachine<D> {
         // If the grant is not valid, or if the gate does not admit it, the owner asks the server
         // next.
         self.ask_at = 0;
-        // Return `None` if the server has refused the owner after this grant.
+        // Return `None` if a reply from after this grant says that the owner is not the holder.
         let granted_at = self.exchanges.granted_at(server)?;
         if collector.needs_reply {
             self.granted_by_message = Some(details);
@@ -447,9 +447,9 @@ impl<D> EntryMachine<D> {
 
     /// Notes a reply that says that the owner is not the holder. `server`: the server's time in the
     /// reply. Any grant from before this time has ended, even if its message is read later.
-    fn refused(&mut self, server: u64) {
+    fn record_not_holder(&mut self, server: u64) {
         (self.late, self.granted_by_message) = (0, None);
-        self.exchanges.refused(server);
+        self.exchanges.set_anchor(server);
     }
 
     fn sleeps(&self) -> Then<D> {

@@ -7,7 +7,7 @@
 //! equal.
 //!
 //! ```text
-//!          asks            refused (at the server's time)
+//!          asks             queued (at the server's time)
 //!   new ---------> asked ---------------------------------> anchored, waiting
 //!                    |                                             | asks ...
 //!                    | granted by reply                            | granted by message
@@ -25,9 +25,9 @@
 //! A         stopped ............................................ reads the grant: too late
 //! ```
 //!
-//! If the server refuses the owner after a grant, the grant is no longer valid, even if the owner
-//! reads the refusal first. (A grant message and a reply come over two connections, so the reply
-//! may overtake the message.)
+//! If a reply from after a grant says that the owner is not the holder, the grant is no longer
+//! valid, even if the owner reads this reply first. (A grant message and a reply come over two
+//! connections, so the reply may overtake the message.)
 //!
 //! Silent: the owner may report that other owners are silent. It may do so only while the server
 //! answers it promptly and without a pause, and the server's clock does not jump. In a pause, this
@@ -37,7 +37,7 @@ use crate::scripts::lock::Again;
 
 const MS: u64 = 1_000_000;
 /// The server must have answered an owner promptly for this time before the owner may report other
-/// owners as silent. `lua/hand_off.lua` calls this time HEARD.
+/// owners as silent. `lua/hand_off.lua` calls this time ALIVE_FOR.
 const STEADY: u64 = 2_000 * MS;
 /// The longest time in which a prompt reply arrives. `lua/hand_off.lua` calls this time MAX_REQUEST_AGE.
 /// After a slower reply, the server or this process may have stood still.
@@ -131,7 +131,8 @@ impl Exchanges {
     }
 
     /// Notes a reply that says that the owner has an entry. `server`: the server's time in the
-    /// reply. The caller calls this before [`refused`](Self::refused), which replaces the anchor.
+    /// reply. The caller calls this before [`set_anchor`](Self::set_anchor), which replaces the
+    /// anchor.
     pub(crate) fn note_queued(&mut self, now: u64, server: u64) {
         self.waiting_since.get_or_insert(server);
         let Some(asked) = self.asked else { return };
@@ -152,7 +153,7 @@ impl Exchanges {
 
     /// Notes a reply that says that the owner is not the holder. `server`: the server's time in the
     /// reply.
-    pub(crate) fn refused(&mut self, server: u64) {
+    pub(crate) fn set_anchor(&mut self, server: u64) {
         if self.anchor.is_none_or(|anchor| anchor.server < server) {
             self.anchor = self.asked.map(|asked| Anchor { sent: asked.at, server });
         }
@@ -160,9 +161,9 @@ impl Exchanges {
 
     /// Returns the time at which the server made a grant, on the process's own clock. The result
     /// may be too early, but is never too late, even if this process reads the grant late.
-    /// `server`: the server's time in the grant. Returns `None` if the server has refused the owner
-    /// at a later time of its clock. In that case the grant has ended, or the server's clock was
-    /// set back.
+    /// `server`: the server's time in the grant. Returns `None` if a reply with a later time of the
+    /// server's clock says that the owner is not the holder. In that case the grant has ended, or
+    /// the server's clock was set back.
     pub(crate) fn granted_at(&self, server: u64) -> Option<u64> {
         let Some(anchor) = self.anchor else { return self.began };
         let since = server.checked_sub(anchor.server)?;

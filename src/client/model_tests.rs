@@ -128,7 +128,7 @@ fn play_on(
     processes.into_iter().for_each(Process::end);
     assert_eq!(server.owner(NAME), None, "a hold that nobody has was not released");
     check(server);
-    server.refusals()
+    server.not_granted()
 }
 
 #[test]

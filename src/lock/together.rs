@@ -148,7 +148,7 @@ impl<'a> Together<'a> {
                 Ok(first)
             }
             Ok(AllAsked::Taken) if !claim.wait.blocks() => Ok(Some(Try::Busy(Duration::ZERO))),
-            Ok(AllAsked::Taken | AllAsked::Refused) | Err(Trouble::Refused(_)) => Ok(None),
+            Ok(AllAsked::Taken | AllAsked::NotGranted) | Err(Trouble::Refused(_)) => Ok(None),
             Err(trouble) => Err(site.not_taken(trouble, arrivals)),
         }
     }

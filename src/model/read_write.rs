@@ -126,7 +126,7 @@ impl ModelStep<'_> {
         if self.holders(key).know(owner) {
             return Value::Int(self.waiting(key).len() as i64);
         }
-        *self.refusals += 1;
+        *self.not_granted += 1;
         numbers(&[self.now, 30_000, at, 0, i64::from(place.is_none())])
     }
 

@@ -27,9 +27,9 @@
 //! A hold in the seat may be over or lost (`Expired`). No thread enters an expired hold or passes
 //! it on, and the thread that detects the end vacates the seat.
 //!
-//! The hold's renewal is done, sent or failed (`RenewalProgress`): `Renewing::record_sent` marks the
-//! renewal as sent, and `Leaseholder::renewed` records the answer. If the last renewal failed, no
-//! thread passes the hold on. After a pass, a renewal that was sent is still sent, and any other
+//! The hold's renewal is done, sent or failed (`RenewalProgress`): `Renewing::record_sent` marks
+//! the renewal as sent, and `Leaseholder::renewed` records the answer. If the last renewal failed,
+//! no thread passes the hold on. After a pass, a renewal that was sent is still sent, and any other
 //! renewal counts as done.
 //!
 //! `Side::forced_unlocks` counts this process's forced unlocks. If a leader sent its request before

@@ -101,7 +101,7 @@ pub(crate) enum Acquired {
         places: u32,
         tokens: Option<Tokens>,
     },
-    Refused(Refused),
+    Queued(QueuedReply),
     /// The reply to [`LockScripts::try_acquire`]: the owner did not get the lock.
     NotTaken,
 }
@@ -132,7 +132,7 @@ impl Tokens {
 
 /// The reply to an owner that did not get the lock, and now has an entry in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refused {
+pub(crate) struct QueuedReply {
     /// The server's clock, in ms.
     pub(crate) now: u64,
     /// The time after which another request may succeed, even if no message arrives.
@@ -205,7 +205,7 @@ impl LockScripts<'_> {
             self.send(&super::read_write::READ_ON, owner, lease, ExtraArguments::Nothing)?;
         let reply = match reply {
             Acquired::Granted { places, .. } => Some(places),
-            Acquired::Refused(_) | Acquired::NotTaken => None,
+            Acquired::Queued(_) | Acquired::NotTaken => None,
         };
         Ok(Replied { reply, in_doubt, unacknowledged })
     }
@@ -367,7 +367,7 @@ pub(super) fn acquired(reply: Value) -> Result<Acquired, Trouble> {
             Value::Int(place),
             Value::Int(holder_kind),
             Value::Int(is_new),
-        ] => Ok(Acquired::Refused(Refused {
+        ] => Ok(Acquired::Queued(QueuedReply {
             now: number(*now),
             left: Duration::from_millis(number(*left)),
             place: u32::try_from(*place).unwrap_or(u32::MAX),

@@ -32,7 +32,7 @@ pub(crate) enum AllAcquired {
     Taken,
     /// No lock is taken for another reason. The client then requests each lock alone, and the reply
     /// to one of these requests has the reason.
-    Refused,
+    NotGranted,
 }
 
 /// Takes all of these locks for these owners if all are free and have no waiters. If one of the
@@ -43,7 +43,7 @@ pub(crate) fn acquire(
     lease: Duration,
 ) -> Result<Replied<AllAcquired>, Trouble> {
     let Some((first, _)) = locks.first() else {
-        return Ok(Replied::acknowledged(AllAcquired::Refused, false));
+        return Ok(Replied::acknowledged(AllAcquired::NotGranted, false));
     };
     let owners: Vec<_> = locks.iter().map(|(_, owner)| owner.text()).collect();
     let mut digits = [0; 20];
@@ -63,7 +63,7 @@ pub(crate) fn acquire(
             parts.map(AllAcquired::Granted)
         }
         Value::Nil => Ok(AllAcquired::Taken),
-        Value::Int(0) => Ok(AllAcquired::Refused),
+        Value::Int(0) => Ok(AllAcquired::NotGranted),
         other => Err(unexpected(&other)),
     })
 }

@@ -234,12 +234,12 @@ impl QueueEntry {
                 let details = GrantDetails { places, tokens, ..GrantDetails::default() };
                 EntryReply::Granted { already, lease, waits, details }
             }
-            Acquired::Refused(refused) => EntryReply::Refused {
-                now: refused.now,
-                left: refused.left,
-                place: refused.place,
-                by_redisson: refused.by_redisson,
-                is_new: refused.is_new,
+            Acquired::Queued(queued) => EntryReply::Queued {
+                now: queued.now,
+                left: queued.left,
+                place: queued.place,
+                by_redisson: queued.by_redisson,
+                is_new: queued.is_new,
                 poll: next_poll(now),
             },
             Acquired::NotTaken => EntryReply::NotTaken,

@@ -39,7 +39,7 @@ pub(crate) enum AllAsked {
     /// The request took none of the locks, because an owner of another client has one of them.
     Taken,
     /// The request took none of the locks, or its reply was read too late.
-    Refused,
+    NotGranted,
 }
 
 /// Asks for several locks that [go together](go_together): for all of them, or none. For each lock,
@@ -52,7 +52,7 @@ pub(crate) fn ask_for_all(
     let (waits, lease) = (claim.wait.blocks(), claim.need.terms.lease());
     for (site, entry) in &mut *asked {
         if entry.machine.begin_request(Asked::now(site), lease, false).is_none() {
-            return Ok(AllAsked::Refused);
+            return Ok(AllAsked::NotGranted);
         }
     }
     let locks: Vec<_> = asked.iter().map(|(site, entry)| (site.scripts(), entry.owner)).collect();
@@ -72,7 +72,7 @@ pub(crate) fn ask_for_all(
     let (now, is_taken) = (clock::now(), matches!(reply, AllAcquired::Taken));
     let mut granted = match reply {
         AllAcquired::Granted(granted) => granted,
-        AllAcquired::Taken | AllAcquired::Refused => Vec::new(),
+        AllAcquired::Taken | AllAcquired::NotGranted => Vec::new(),
     }
     .into_iter();
     let mut tenancies = Vec::with_capacity(asked.len());
@@ -91,7 +91,7 @@ pub(crate) fn ask_for_all(
     Ok(match tenancies.len() == asked.len() {
         true => AllAsked::Granted(tenancies),
         false if is_taken => AllAsked::Taken,
-        false => AllAsked::Refused,
+        false => AllAsked::NotGranted,
     })
 }
 

@@ -95,16 +95,16 @@ fn granted(already: bool) -> EntryEvent {
     answered(EntryReply::Granted { already, lease: LEASE, waits: true, details: 'r' })
 }
 
-/// A refusal with this server time in ms. The holder's lease is longer than any poll.
-fn refused(now: u64, place: u32) -> EntryReply<char> {
+/// A queued reply with this server time in ms. The holder's lease is longer than any poll.
+fn queued(now: u64, place: u32) -> EntryReply<char> {
     let left = LEASE;
     let (by_redisson, is_new, poll) = (false, false, 1_000 * MS);
-    EntryReply::Refused { now: SERVER + now, left, place, by_redisson, is_new, poll }
+    EntryReply::Queued { now: SERVER + now, left, place, by_redisson, is_new, poll }
 }
 
 fn waits() -> EntryEvent {
     let sleep = Duration::from_secs(60);
-    answered(EntryReply::Queued { now: SERVER + 100, sleep, came_back: false })
+    answered(EntryReply::FairQueued { now: SERVER + 100, sleep, came_back: false })
 }
 
 /// A grant message with this server time, received at this time of the process's clock, both in ms.
@@ -143,11 +143,11 @@ fn asking() -> EntryMachine<char> {
     entry
 }
 
-/// The owner of `asking` after a refusal with this number of entries ahead. The owner polls at
-/// 1,101 ms.
+/// The owner of `asking` after a queued reply with this number of entries ahead. The owner polls
+/// at 1,101 ms.
 fn sleeping_at(place: u32) -> EntryMachine<char> {
     let mut entry = asking();
-    step(&mut entry, 101 * MS, answered(refused(100, place)));
+    step(&mut entry, 101 * MS, answered(queued(100, place)));
     assert_eq!(entry.ask_at(), 1_101 * MS);
     entry
 }
@@ -283,7 +283,7 @@ fn each_state_is_left_as_the_table_says() {
             0,
         ),
         ("a grant that is read late", sleeping, || reads([grant(600, 700)]), 2_600, AT_ONCE, 0),
-        ("a grant before the refusal", sleeping, || reads([grant(99, 700)]), 700, AT_ONCE, 0),
+        ("a grant before the queued reply", sleeping, || reads([grant(99, 700)]), 700, AT_ONCE, 0),
         ("over", sleeping, ends, 300, give_back(Undo::Once, None), 1_101),
         ("over, and granted", sleeping, ends_granted, 701, give_back(Undo::Once, Some('m')), 1_101),
         ("a reply to nothing", sleeping, || granted(false), 300, sleep_until(1_101 * MS), 1_101),
@@ -329,7 +329,7 @@ fn a_refused_owner_listens_and_sleeps_until_the_end_or_the_poll() {
         let mut entry = asking();
         let is_new = true;
         let (now, poll) = (SERVER + 100, poll * MS);
-        let reply = EntryReply::Refused { now, left, place, by_redisson, is_new, poll };
+        let reply = EntryReply::Queued { now, left, place, by_redisson, is_new, poll };
         let until = until * 1_000;
         let expected = AfterReply { listens, suspects: false, then: Then::Sleep { until } };
         assert_eq!(entry.answered(101 * MS, reply, false), expected, "{left:?} {place}");
@@ -340,9 +340,9 @@ fn a_refused_owner_listens_and_sleeps_until_the_end_or_the_poll() {
 fn a_message_that_should_have_come_makes_the_subscription_suspect() {
     let granted =
         |already| EntryReply::Granted { already, lease: LEASE, waits: true, details: 'r' };
-    let is_new = |is_new| match refused(1_101, 3) {
-        EntryReply::Refused { now, left, place, by_redisson, poll, .. } => {
-            EntryReply::Refused { now, left, place, by_redisson, is_new, poll }
+    let is_new = |is_new| match queued(1_101, 3) {
+        EntryReply::Queued { now, left, place, by_redisson, poll, .. } => {
+            EntryReply::Queued { now, left, place, by_redisson, is_new, poll }
         }
         other => other,
     };
@@ -379,11 +379,11 @@ fn the_reply_confirms_a_grant_that_replicas_must_have() {
 #[test]
 fn a_grant_by_message_counts_from_the_last_exchange() {
     for (what, mut entry, granted, from) in [
-        ("behind a refusal", sleeping(), message(600, 700), Some(600)),
+        ("behind a queued reply", sleeping(), message(600, 700), Some(600)),
         ("a server's clock that was set forward", sleeping(), message(9_000, 700), Some(700)),
         ("before any reply", asking(), message(600, 700), Some(100)),
         ("read after its end", sleeping(), message(600, 2_700), None),
-        ("older than the refusal", sleeping(), message(99, 700), None),
+        ("older than the queued reply", sleeping(), message(99, 700), None),
     ] {
         let action = step(&mut entry, granted.received, reads([Received::Grant(granted)]));
         let counts = from.map_or(AT_ONCE, |from| counts(from, false, by_message()));
@@ -414,12 +414,12 @@ fn a_grant_by_reply_that_is_read_late_is_asked_for_again_a_few_times() {
     assert_eq!(read_at(&mut entry.clone(), late, false), Then::Fail);
     let outcomes = [(); 3].map(|()| read_at(&mut entry, late, true));
     assert_eq!(outcomes, [ask.clone(), ask.clone(), Then::Fail]);
-    // A refusal in between resets the count of late grants.
+    // A queued reply in between resets the count of late grants.
     let mut entry = EntryMachine::new();
     assert_eq!(read_at(&mut entry, late, true), ask);
     assert_eq!(read_at(&mut entry, late, true), ask);
     entry.begin_request(asked(100), LEASE, true);
-    entry.answered(101 * MS, refused(200, 0), false);
+    entry.answered(101 * MS, queued(200, 0), false);
     assert_eq!(read_at(&mut entry, late, true), ask);
 }
 
@@ -428,9 +428,9 @@ fn what_a_wait_leaves_to_undo_follows_from_the_replies() {
     let ends = |mut entry: EntryMachine<char>| entry.end(Inbox::new()).0;
     for (reply, in_doubt, undo, stands) in [
         (EntryReply::NotTaken, false, Undo::Nothing, false),
-        (refused(100, 0), false, Undo::Once, false),
+        (queued(100, 0), false, Undo::Once, false),
         (EntryReply::NotTaken, true, Undo::NowAndLater, true),
-        (refused(100, 0), true, Undo::NowAndLater, true),
+        (queued(100, 0), true, Undo::NowAndLater, true),
     ] {
         let mut entry = asking();
         entry.answered(101 * MS, reply, in_doubt);
@@ -441,15 +441,15 @@ fn what_a_wait_leaves_to_undo_follows_from_the_replies() {
     }
 }
 
-/// A grant message arrives during a request that the server refuses. Of the grant and the refusal,
-/// the one with the later server time is valid.
+/// A grant message arrives during a request whose reply says that the owner is queued. Of the grant
+/// and the reply, the one with the later server time is valid.
 #[test]
-fn a_refusal_that_is_younger_than_the_grant_voids_it_in_either_order() {
-    for (refusal, grants) in [(1_101, false), (599, true), (600, true)] {
+fn a_queued_reply_that_is_younger_than_the_grant_voids_it_in_either_order() {
+    for (replied, grants) in [(1_101, false), (599, true), (600, true)] {
         let mut entry = polling();
-        step(&mut entry, 1_102 * MS, answered(refused(refusal, 0)));
+        step(&mut entry, 1_102 * MS, answered(queued(replied, 0)));
         let granted = entry.collect(1_103 * MS, inbox([grant(600, 700)]), HERE);
-        assert_eq!(granted.is_some(), grants, "{refusal}");
+        assert_eq!(granted.is_some(), grants, "{replied}");
         assert_eq!(entry.ask_at(), 0, "only the server knows");
     }
 }

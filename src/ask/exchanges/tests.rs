@@ -22,10 +22,10 @@ fn asking(at: u64) -> Exchanges {
 /// Notes a reply to the last request: the owner has an entry.
 fn stands(exchanges: &mut Exchanges, now: u64, server: u64) {
     exchanges.note_queued(now * MS, SERVER + server);
-    exchanges.refused(SERVER + server);
+    exchanges.set_anchor(SERVER + server);
 }
 
-/// An owner that sent its request at 100 ms and was refused at once.
+/// An owner that sent its request at 100 ms and was queued at once.
 fn waiting() -> Exchanges {
     let mut exchanges = asking(100);
     stands(&mut exchanges, 101, 100);

@@ -252,7 +252,7 @@ impl FairEntry {
                     |ask| ask.max(MIN_ASK_INTERVAL),
                 );
                 self.handle_reply(
-                    EntryReply::Queued { now, sleep, came_back: was_requeued },
+                    EntryReply::FairQueued { now, sleep, came_back: was_requeued },
                     in_doubt,
                     None,
                 )
@@ -260,7 +260,7 @@ impl FairEntry {
             FairAcquired::Missing { now } => {
                 let (sleep, was_requeued) = (Duration::ZERO, false);
                 self.handle_reply(
-                    EntryReply::Queued { now, sleep, came_back: was_requeued },
+                    EntryReply::FairQueued { now, sleep, came_back: was_requeued },
                     in_doubt,
                     None,
                 )?;

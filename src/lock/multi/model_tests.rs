@@ -47,8 +47,8 @@ fn is_free(server: &ModelServer) -> bool {
 /// meantime.
 #[test]
 fn a_thread_that_waits_for_the_first_lock_keeps_no_other_lock_from_the_others() {
-    let refusals = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&refusals);
+    let not_granted = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&not_granted);
     explore(1_000, move || {
         let server = ModelServer::start();
         let (process, other) = (Process::start(&server), Process::start(&server));
@@ -65,11 +65,11 @@ fn a_thread_that_waits_for_the_first_lock_keeps_no_other_lock_from_the_others() 
         held.unlock().unwrap();
         waiter.join().unwrap();
         assert!(is_free(&server));
-        count.fetch_add(server.refusals(), Ordering::SeqCst);
+        count.fetch_add(server.not_granted(), Ordering::SeqCst);
         drop(elsewhere);
         [process, other].into_iter().for_each(end);
     });
-    assert!(refusals.load(Ordering::SeqCst) > 0, "no request found the first lock held");
+    assert!(not_granted.load(Ordering::SeqCst) > 0, "no request found the first lock held");
 }
 
 /// Takes and leaves these locks a few times.
@@ -94,7 +94,7 @@ fn user(lock: &dyn Lock, names: &[usize], inside: &[AtomicUsize; 3]) {
 }
 
 /// In each of these processes, two threads take lists of locks that overlap, and a third thread
-/// takes the lock that both lists contain. Returns how many times the server refused a request.
+/// takes the lock that both lists contain. Returns how many requests got no grant.
 fn play(processes: usize) -> usize {
     let server = ModelServer::start();
     let processes: Vec<_> = (0..processes).map(|_| Process::start(&server)).collect();
@@ -112,7 +112,7 @@ fn play(processes: usize) -> usize {
     }
     assert!(is_free(&server), "a hold that nobody has was not released");
     processes.into_iter().for_each(end);
-    server.refusals()
+    server.not_granted()
 }
 
 /// If two threads led for one lock, the second thread's request would find that the first thread

@@ -342,9 +342,9 @@ fn an_owner_whose_hold_was_not_needed_is_not_used_again() {
             thread::spawn(move || drop(lock.reader().lock().unwrap()))
         };
         // The readers in this loop queue behind the writer, and then the writer leaves.
-        await_refusals(&server, 1);
+        await_not_granted(&server, 1);
         let mut threads = vec![writer, read()];
-        await_refusals(&server, 2);
+        await_not_granted(&server, 2);
         threads.extend([read(), read()]);
         token.cancel();
         for thread in threads {
@@ -357,8 +357,8 @@ fn an_owner_whose_hold_was_not_needed_is_not_used_again() {
     });
 }
 
-fn await_refusals(server: &ModelServer, refusals: usize) {
-    while server.refusals() < refusals {
+fn await_not_granted(server: &ModelServer, not_granted: usize) {
+    while server.not_granted() < not_granted {
         thread::yield_now();
     }
 }

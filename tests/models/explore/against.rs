@@ -320,7 +320,7 @@ fn value(reply: Reply) -> Value {
                 None => Value::Int(places),
             }
         }
-        Reply::Refused { now, left, place, whose, is_new } => {
+        Reply::Queued { now, left, place, whose, is_new } => {
             numbers(&[now, left, place, whose, i64::from(is_new)])
         }
         Reply::NotTaken | Reply::Released(None) => Value::Nil,

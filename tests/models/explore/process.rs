@@ -359,7 +359,7 @@ impl Process {
                 }
                 Outcome::Nothing
             }
-            (State::Waiting(wait), Reply::Granted { .. } | Reply::Refused { .. })
+            (State::Waiting(wait), Reply::Granted { .. } | Reply::Queued { .. })
                 if wait.is_asking && wait.number == sent.owner.number =>
             {
                 wait.is_asking = false;
@@ -369,8 +369,8 @@ impl Process {
                         let lease = terms.lease;
                         entry::EntryReply::Granted { already, lease, waits: true, details: token }
                     }
-                    Reply::Refused { now, left, place, whose, is_new } => {
-                        entry::EntryReply::Refused {
+                    Reply::Queued { now, left, place, whose, is_new } => {
+                        entry::EntryReply::Queued {
                             now: now as u64,
                             left: Duration::from_millis(left.max(0) as u64),
                             place: place as u32,

@@ -59,7 +59,7 @@ pub(crate) enum Reply {
         places: i64,
         token: Option<u64>,
     },
-    Refused {
+    Queued {
         now: i64,
         left: i64,
         place: i64,
@@ -255,7 +255,7 @@ impl Server {
             self.queue_ends = self.now + self.kept;
             let place = self.queue.len() as i64 - 1;
             let left = if place == 0 { self.ends - self.now } else { PROVISIONAL };
-            return Reply::Refused { now: self.now, left, place, whose: 0, is_new: true };
+            return Reply::Queued { now: self.now, left, place, whose: 0, is_new: true };
         }
         let was_held = self.mode.is_some();
         let (mut place, is_new) = self.enqueue(owner, again.map(|it| it.waiting_since as i64));
@@ -280,7 +280,7 @@ impl Server {
         let held = self.mode.map(|_| self.ends - self.now);
         let held = if self.is_read_write() || was_held { held } else { None };
         let left = open.or(held).unwrap_or(PROVISIONAL);
-        Reply::Refused { now: self.now, left, place: place as i64, whose, is_new }
+        Reply::Queued { now: self.now, left, place: place as i64, whose, is_new }
     }
 
     fn try_acquire(&mut self, owner: Owner, lease: i64) -> Reply {

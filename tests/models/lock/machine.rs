@@ -4,7 +4,7 @@
 use super::kind::PlainLock;
 use crate::simulated::client::{Input, LEASE, MS, Output, Process, SECOND, Time, Timer};
 use crate::simulated::site::Site;
-use crate::simulated::wire::{Chain, Message, Refused, Reply, Request, What, Whose};
+use crate::simulated::wire::{Chain, Message, QueuedReply, Reply, Request, What, Whose};
 
 /// The server's clock in ms at the time 0 of the process's clock.
 const SERVER: i64 = 1_763_692_800_000;
@@ -25,7 +25,7 @@ impl Tried {
     fn waiting(sent: Time) -> Self {
         let mut tried = Self::new();
         assert_eq!(tried.asks(sent, Input::Lock), 1);
-        tried.refused(sent, 0, Whose::Ours, true);
+        tried.queued(sent, 0, Whose::Ours, true);
         tried
     }
 
@@ -48,10 +48,10 @@ impl Tried {
         self.on(sent + MS, Input::Reply { sent, request, reply })
     }
 
-    fn refused(&mut self, sent: Time, place: i64, whose: Whose, is_fresh: bool) -> Vec<Output> {
+    fn queued(&mut self, sent: Time, place: i64, whose: Whose, is_fresh: bool) -> Vec<Output> {
         let now = SERVER + sent / MS;
-        let refused = Refused { now, left: 30_000, place, whose, is_fresh };
-        self.reply(sent, Reply::Refused(refused))
+        let queued = QueuedReply { now, left: 30_000, place, whose, is_fresh };
+        self.reply(sent, Reply::Queued(queued))
     }
 
     /// Returns the end of the hold after a grant at this time.
@@ -115,22 +115,22 @@ fn a_grant_that_is_read_late_asks() {
 }
 
 #[test]
-fn a_refusal_that_is_younger_than_the_grant_voids_it() {
+fn a_queued_reply_that_is_younger_than_the_grant_voids_it() {
     let mut tried = Tried::waiting(100 * MS);
-    tried.refused(800 * MS, 0, Whose::Ours, true);
+    tried.queued(800 * MS, 0, Whose::Ours, true);
     let outputs = tried.granted(900 * MS, 600 * MS).unwrap_err();
     assert!(sends(&outputs, &Request::Acquire { number: 1, lease: LEASE, again: None }));
     // In the second case, the grant comes while the request is in flight.
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.asks(700 * MS, Input::Subscribed), 1);
     assert!(tried.granted(700 * MS, 600 * MS).unwrap_err().is_empty());
-    let outputs = tried.refused(800 * MS, 0, Whose::Ours, true);
+    let outputs = tried.queued(800 * MS, 0, Whose::Ours, true);
     assert!(sends(&outputs, &Request::Acquire { number: 1, lease: LEASE, again: None }));
-    // A refusal with a time before the grant does not end the grant.
+    // A queued reply with a time before the grant does not end the grant.
     let mut tried = Tried::waiting(100 * MS);
     assert_eq!(tried.asks(500 * MS, Input::Subscribed), 1);
     assert!(tried.granted(700 * MS, 600 * MS).unwrap_err().is_empty());
-    let outputs = tried.refused(500 * MS, 0, Whose::Ours, false);
+    let outputs = tried.queued(500 * MS, 0, Whose::Ours, false);
     assert!(matches!(outputs[0], Output::Entered(1, ..)));
 }
 
@@ -161,7 +161,7 @@ fn the_first_two_listen_while_redisson_has_the_lock() {
     ] {
         let mut tried = Tried::new();
         tried.on(0, Input::Lock);
-        let outputs = tried.refused(0, place, whose, true);
+        let outputs = tried.queued(0, place, whose, true);
         let listened = outputs.iter().any(|output| matches!(output, Output::Listen));
         assert_eq!(listened, listens, "{place} {whose:?}");
         // The message makes the first waiter send a request at once, and the second waiter a little
@@ -191,7 +191,7 @@ fn a_subscription_that_missed_a_message_is_renewed() {
     tried.reply(700 * MS, Reply::Granted { already: true, token: None });
     assert!(renews(&mut tried));
     let mut tried = Tried::waiting(0);
-    tried.refused(700 * MS, 3, Whose::Ours, true);
+    tried.queued(700 * MS, 3, Whose::Ours, true);
     assert!(renews(&mut tried));
     // The message was not lost, but came later than the reply.
     let mut tried = Tried::waiting(0);
@@ -209,13 +209,13 @@ fn a_waiter_asks_once_subscribed_after_a_message_and_at_each_poll() {
     let mut tried = Tried::waiting(0);
     assert_eq!(tried.asks(MS, Input::Subscribed), 1);
     let open = Message { what: What::Open { left: 4 }, ..grant(1, 0) };
-    tried.refused(MS, 0, Whose::Ours, false);
+    tried.queued(MS, 0, Whose::Ours, false);
     assert_eq!(at(&tried.on(10 * MS, Input::Message(open)), Timer::Ask(1, 3)), Some(14 * MS));
     let mut tried = Tried::new();
     tried.on(0, Input::Lock);
     // At any position, the process sends one request during the short lease of a grant by message.
-    let first = at(&tried.refused(0, 1, Whose::Ours, true), Timer::Ask(1, 1)).unwrap();
-    let next = at(&tried.refused(0, 2, Whose::Ours, false), Timer::Ask(1, 2)).unwrap();
+    let first = at(&tried.queued(0, 1, Whose::Ours, true), Timer::Ask(1, 1)).unwrap();
+    let next = at(&tried.queued(0, 2, Whose::Ours, false), Timer::Ask(1, 2)).unwrap();
     assert!([first, next].iter().all(|at| (800 * MS..=1_201 * MS).contains(at)));
     // This timer belongs to a sleep that has ended.
     assert_eq!(tried.asks(first, Input::Timer(Timer::Ask(1, 1))), 0);

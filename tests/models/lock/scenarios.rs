@@ -52,7 +52,7 @@ fn a_hand_over_costs_two_scripts_and_few_commands() {
     // With this owner number the client sends the script for a lock that is probably held.
     let knowing = Request::Acquire { number: 2, lease: LEASE, again: None };
     let queued_knowing = direct.commands_of(|direct| {
-        assert!(matches!(direct.run(3, &knowing), Reply::Refused(_)));
+        assert!(matches!(direct.run(3, &knowing), Reply::Queued(_)));
     });
     direct.run(3, &Request::GiveUp { number: 2, chain: CHAIN });
     let handed = direct.commands_of(|direct| assert_eq!(direct.release(1), Some(1)));
@@ -270,8 +270,8 @@ fn a_script_without_a_right_takes_effect_as_a_whole_or_not_at_all() {
         let queue = master.site.keys()[1].clone();
         let places: Vec<String> = master.command(&["LRANGE", &queue, "0", "-1"]);
         match &reply {
-            Reply::Refused(refused) => {
-                assert_eq!((refused.place, places.len()), (0, 1), "{denied}: {reply:?}");
+            Reply::Queued(queued) => {
+                assert_eq!((queued.place, places.len()), (0, 1), "{denied}: {reply:?}");
             }
             Reply::Error(error) => {
                 assert!(forbids_a_command(error), "{denied}: {error}");
@@ -366,7 +366,7 @@ fn mute_waiter(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     ensure(matches!(taken, Reply::Granted { .. }), "it is not free")?;
     for request in first_waiters() {
         let reply = mute.run(2, &request);
-        ensure(matches!(reply, Reply::Refused(_)), &format!("a mute waiter: {reply:?}"))?;
+        ensure(matches!(reply, Reply::Queued(_)), &format!("a mute waiter: {reply:?}"))?;
         master.give_up(2);
     }
     Ok(())
@@ -382,7 +382,7 @@ fn older(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     for request in first_waiters() {
         let () = direct.command(&["CONFIG", "RESETSTAT"]);
         let reply = direct.run(2, &request);
-        ensure(matches!(reply, Reply::Refused(_)), &format!("a waiter: {reply:?}"))?;
+        ensure(matches!(reply, Reply::Queued(_)), &format!("a waiter: {reply:?}"))?;
         let stats: String = direct.command(&["INFO", "commandstats"]);
         ensure(!stats.contains("cmdstat_publish"), "it is told")?;
         direct.give_up(2);
@@ -556,7 +556,7 @@ fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     for (client, waited, expected) in [(3, 2_600, 0), (2, 2_700, 0), (7, 400, 4), (6, 450, 3)] {
         let reply = ask_again(&mut direct, client, waited, None);
         let place = match reply {
-            Reply::Refused(refused) => refused.place,
+            Reply::Queued(queued) => queued.place,
             other => return Err(format!("{other:?}")),
         };
         ensure(place == expected, "a waiter that comes back does not stand where it stood")?;
@@ -568,7 +568,7 @@ fn back(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     assert!(direct.place(5) == 0 && direct.place(6) == 1);
     for (client, waited, expected) in [(5, 400, 0), (6, 600, 1), (7, 500, 2)] {
         let place = match ask_again(&mut direct, client, waited, None) {
-            Reply::Refused(refused) => refused.place,
+            Reply::Queued(queued) => queued.place,
             other => return Err(format!("{other:?}")),
         };
         ensure(place == expected, "a waiter that comes back passes one that came earlier")?;

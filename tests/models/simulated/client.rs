@@ -315,12 +315,12 @@ impl Process {
                 let details = Details { token, ..Details::default() };
                 entry::EntryReply::Granted { already, lease: whole(), waits, details }
             }
-            Reply::Refused(refused) => entry::EntryReply::Refused {
-                now: refused.now as u64,
-                left: Duration::from_millis(refused.left.max(0) as u64),
-                place: refused.place as u32,
-                by_redisson: refused.whose == Whose::Redissons,
-                is_new: refused.is_fresh,
+            Reply::Queued(queued) => entry::EntryReply::Queued {
+                now: queued.now as u64,
+                left: Duration::from_millis(queued.left.max(0) as u64),
+                place: queued.place as u32,
+                by_redisson: queued.whose == Whose::Redissons,
+                is_new: queued.is_fresh,
                 poll,
             },
             Reply::NotTaken => entry::EntryReply::NotTaken,

@@ -71,7 +71,7 @@ impl Direct {
     /// Returns the client's present position in the queue.
     pub(crate) fn place(&mut self, client: usize) -> i64 {
         match self.acquire(client) {
-            Reply::Refused(refused) => refused.place,
+            Reply::Queued(queued) => queued.place,
             other => panic!("{other:?}"),
         }
     }

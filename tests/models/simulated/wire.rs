@@ -77,7 +77,7 @@ pub(crate) enum Reply {
         /// The last fencing token of the hold.
         token: Option<i64>,
     },
-    Refused(Refused),
+    Queued(QueuedReply),
     /// The answer to a `try` that did not get the lock.
     NotTaken,
     Released(Released),
@@ -88,7 +88,7 @@ pub(crate) enum Reply {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refused {
+pub(crate) struct QueuedReply {
     /// The server's time in ms.
     pub(crate) now: i64,
     /// The time in ms until the next request is useful.
@@ -134,13 +134,15 @@ impl Reply {
             (Request::Acquire { .. } | Request::Try { .. }, [taken, token]) => {
                 Self::Granted { already: *taken < 0, token: Some(*token) }
             }
-            (Request::Acquire { .. }, [now, left, place, whose, fresh]) => Self::Refused(Refused {
-                now: *now,
-                left: *left,
-                place: *place,
-                whose: [Whose::Ours, Whose::Redissons, Whose::Window][*whose as usize],
-                is_fresh: *fresh == 1,
-            }),
+            (Request::Acquire { .. }, [now, left, place, whose, fresh]) => {
+                Self::Queued(QueuedReply {
+                    now: *now,
+                    left: *left,
+                    place: *place,
+                    whose: [Whose::Ours, Whose::Redissons, Whose::Window][*whose as usize],
+                    is_fresh: *fresh == 1,
+                })
+            }
             (Request::Try { .. }, []) => Self::NotTaken,
             (Request::Release { .. } | Request::GiveUp { .. }, []) => {
                 Self::Released(Released::NotHeld)
