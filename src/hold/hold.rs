@@ -97,13 +97,13 @@ pub(crate) struct Hold {
     /// The time on [`clock`] at which the server last said that other processes wait for the lock.
     /// Zero if no process waits, as far as this process knows.
     wanted: AtomicU64,
-    /// See [`attention`](Self::attention). (Boxed, because most holds have none.)
-    attention: OnceLock<Box<Attention>>,
+    /// See [`wanted_watch`](Self::wanted_watch). (Boxed, because most holds have none.)
+    wanted_watch: OnceLock<Box<WantedWatch>>,
 }
 
 /// How a hold finds out that others wait for the lock.
 #[derive(Debug, Default)]
-pub(super) struct Attention {
+pub(super) struct WantedWatch {
     /// The subscription to the client's own channel, on which scripts send the message that others
     /// wait. Empty before the client subscribes, or if the owner does not [want](Owner::hears) such
     /// messages.
@@ -179,7 +179,7 @@ impl Hold {
             tracked: AtomicBool::new(false),
             kept_until: AtomicU64::new(0),
             wanted: AtomicU64::new(0),
-            attention: match owner.hears() {
+            wanted_watch: match owner.hears() {
                 true => OnceLock::from(Box::default()),
                 false => OnceLock::new(),
             },
@@ -246,15 +246,15 @@ impl Hold {
 
     /// Returns how the hold finds out that others wait. Returns `None` if no thread wants to know
     /// that. The hold then sends no request for it.
-    pub(super) fn attention(&self) -> Option<&Attention> {
-        self.attention.get().map(|attention| &**attention)
+    pub(super) fn wanted_watch(&self) -> Option<&WantedWatch> {
+        self.wanted_watch.get().map(|wanted_watch| &**wanted_watch)
     }
 
     /// Records that a guard has an `on_wanted` callback.
-    pub(crate) fn attend(&self) {
+    pub(crate) fn watch_wanted(&self) {
         let looked_at = AtomicU64::new(clock::now());
-        let attention = || Box::new(Attention { looked_at, ..Attention::default() });
-        self.attention.get_or_init(attention);
+        let wanted_watch = || Box::new(WantedWatch { looked_at, ..WantedWatch::default() });
+        self.wanted_watch.get_or_init(wanted_watch);
     }
 
     /// Returns the time at which the hold must ask the server whether others wait, even if no
@@ -262,7 +262,7 @@ impl Hold {
     /// only once, because the answers to its renewals say whether others wait.
     pub(super) fn look_at(&self, granted: u64, is_renewed: bool) -> u64 {
         let third = self.terms.nanos() / ASK_WANTED_AFTER;
-        match self.attention().map(|it| it.looked_at.load(Ordering::SeqCst)) {
+        match self.wanted_watch().map(|it| it.looked_at.load(Ordering::SeqCst)) {
             Some(NOT_YET) => granted.saturating_add(TRACK_AFTER.min(third)),
             Some(at) if !is_renewed => at.saturating_add(third),
             Some(_) | None => u64::MAX,
@@ -272,7 +272,7 @@ impl Hold {
     /// Records that the hold is about to ask whether others wait. The hold first subscribes to its
     /// channel and then asks, so that it does not miss a waiter that comes between these steps.
     pub(super) fn looks(&self, now: u64, listen: impl FnOnce() -> Subscription) {
-        let Some(it) = self.attention() else { return };
+        let Some(it) = self.wanted_watch() else { return };
         it.looked_at.store(now, Ordering::SeqCst);
         if self.owner.hears() {
             it.own.get_or_init(listen);
@@ -281,7 +281,7 @@ impl Hold {
 
     /// Makes a hold that has subscribed ask again, because it may have missed a message.
     pub(crate) fn looks_again(&self) {
-        if let Some(it) = self.attention().filter(|it| it.own.get().is_some()) {
+        if let Some(it) = self.wanted_watch().filter(|it| it.own.get().is_some()) {
             it.looked_at.store(NOT_YET, Ordering::SeqCst);
         }
     }
@@ -458,7 +458,7 @@ impl Hold {
     pub(crate) fn may_pass(&self, terms: Terms, now: u64) -> bool {
         let left = self.deadline().saturating_sub(now);
         self.terms == terms
-            && !terms.leaves_at_once()
+            && !terms.leaves_to_expire()
             && self.details.tokens.is_none_or(|_| self.token_after(self.tokens_used()).is_some())
             && self.lost().is_none()
             && !self.may_run_scripts()

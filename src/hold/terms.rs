@@ -19,27 +19,32 @@ pub struct Terms {
     /// The lease in nanoseconds, the unit of [`clock`].
     lease: u64,
     is_watched: bool,
-    leaves_at_once: bool,
+    leaves_to_expire: bool,
     hears: bool,
 }
 
 impl Terms {
     /// Returns terms with this lease, which the watchdog renews.
     pub(crate) const fn watched(lease: Duration) -> Self {
-        Self { lease: clock::nanos(lease), is_watched: true, leaves_at_once: false, hears: false }
+        Self { lease: clock::nanos(lease), is_watched: true, leaves_to_expire: false, hears: false }
     }
 
     /// Returns terms with this lease, which is never renewed.
     pub(crate) const fn fixed(lease: Duration) -> Self {
-        Self { lease: clock::nanos(lease), is_watched: false, leaves_at_once: false, hears: false }
+        Self {
+            lease: clock::nanos(lease),
+            is_watched: false,
+            leaves_to_expire: false,
+            hears: false,
+        }
     }
 
     /// Returns the same terms, for a thread that will leave its hold to expire as soon as it has
     /// the lock. Such a thread needs the full lease from the server's reply. A grant by message
     /// lasts only 2 s, and a hold from another thread has only its remaining lease. A later
     /// extension might fail when the thread has already left the hold.
-    pub(crate) const fn leaving_at_once(self) -> Self {
-        Self { leaves_at_once: true, ..self }
+    pub(crate) const fn leaving_to_expire(self) -> Self {
+        Self { leaves_to_expire: true, ..self }
     }
 
     /// Returns the same terms, with `hears`: whether the process wants a message when others wait
@@ -53,8 +58,8 @@ impl Terms {
     }
 
     /// Whether the terms are those of a thread that leaves its hold to expire.
-    pub(crate) fn leaves_at_once(self) -> bool {
-        self.leaves_at_once
+    pub(crate) fn leaves_to_expire(self) -> bool {
+        self.leaves_to_expire
     }
 
     pub(crate) fn lease(self) -> Duration {

@@ -117,7 +117,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         let certain = lease.map_or(Duration::ZERO, |lease| hold.certain_part(lease));
         let keeps_longer = lease.is_none() || self.may_be_longer();
         let longer = if keeps_longer { Longer::Kept } else { hold.next_cut() };
-        let (itself, asks_if_wanted) = (Arc::clone(self), hold.attention().is_some());
+        let (itself, asks_if_wanted) = (Arc::clone(self), hold.wanted_watch().is_some());
         let renewed = Box::new(move |sent_at, renewed: RenewalOutcome<'_>, resent| {
             if let Ok((_, is_wanted)) = renewed
                 && asks_if_wanted
@@ -126,7 +126,8 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
                 itself.update_wanted();
             }
             let renewed = renewed.map(|(held, _)| held);
-            // A query has no other outcome: if it failed, the renewer repeats it.
+            // A renewal without a lease only asks whether the server still has the hold. Only the
+            // answer "no" matters, and the renewer repeats the question if it failed.
             if lease.is_none() && renewed != Ok(StillHeld::No) {
                 return;
             }

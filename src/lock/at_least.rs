@@ -38,7 +38,7 @@ impl HeldLock {
         // The first level's lease is at least as long as the second level's lease. Otherwise the
         // hold could end before the watchdog extends its lease.
         let lease = least.max(handle.terms().lease()).max(Duration::from_millis(1));
-        let first = handle.varied(Variant::On(Terms::fixed(lease).leaving_at_once()));
+        let first = handle.varied(Variant::On(Terms::fixed(lease).leaving_to_expire()));
         let Some(tenancy) = take(first.clone(), wait)? else { return Ok(None) };
         // The minimum time counts from now. The lease at the server began earlier, when the server
         // ran the request.

@@ -45,8 +45,9 @@ macro_rules! lua {
 pub(crate) use lua;
 
 /// Makes a script of these parts, one after the other. Two optional arguments may come before the
-/// parts: the word `takes`, if the script [takes](CachedScript::takes) something for its caller,
-/// and then the kinds of the script's replies.
+/// parts: the word `takes`, and then the kinds of the script's replies. A script
+/// [takes](CachedScript::takes) if it acquires something, such as a lock or permits, for its
+/// caller: if the caller no longer waits, the client need not send the script.
 macro_rules! script {
     (takes; $replies:ident; $($part:tt),+) => {
         LazyLock::new(|| {

@@ -347,6 +347,7 @@ impl Gate {
         self.with_side(|side| side.cohort.chain(asked_at))
     }
 
+    /// Whether this process has just released a hold that another process handed to it.
     pub(crate) fn has_just_relayed(&self, now: u64) -> bool {
         self.with_side(|side| side.cohort.has_just_relayed(now))
     }

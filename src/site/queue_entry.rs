@@ -258,9 +258,10 @@ impl QueueEntry {
         listening.own.subscribe(latest, || site.core.pubsub.listen_to_own(&site.name));
         if listens == Listens::ToPublic {
             let (keys, pubsub) = (site.keys(), &site.core.pubsub);
-            // The client listens to the companion channel before it listens to the public channel.
-            // In the other order, the scripts could briefly take this process for a Redisson
-            // client.
+            // The companion is a second channel of the lock, by which scripts tell redlatch's
+            // listeners from Redisson's (`LockKeys::companion`). The client listens to it before it
+            // listens to the public channel. In the other order, the scripts could briefly take
+            // this process for a Redisson client.
             listening.companion.get_or_insert_with(|| pubsub.listen(&keys.companion().into()));
             listening.public.subscribe(None, || pubsub.listen(&keys.public().to_string().into()));
         }
@@ -426,7 +427,7 @@ impl Collector {
         Self {
             lease: terms.lease(),
             incarnation: site.route.incarnation(),
-            needs_reply: site.core.config.replica_acks.is_some() || terms.leaves_at_once(),
+            needs_reply: site.core.config.replica_acks.is_some() || terms.leaves_to_expire(),
         }
     }
 }

@@ -204,7 +204,7 @@ impl Site {
         }
         // The guards' callbacks from before the wait must also be called for the new hold.
         if tenancy.has_wanted_callbacks() {
-            self.attend();
+            self.watch_wanted();
         }
     }
 

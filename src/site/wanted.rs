@@ -29,13 +29,13 @@ impl Site {
         self.core.watchdog.start_callbacks_thread();
         tenancy.on_wanted(callback);
         self.has_calls.store(true, Ordering::SeqCst);
-        self.attend();
+        self.watch_wanted();
     }
 
     /// Makes the client call the callbacks of the hold in the seat when others begin to wait, or
     /// now if others already wait.
-    pub(super) fn attend(self: &Arc<Self>) {
-        self.with_hold(|renewing| renewing.hold.attend());
+    pub(super) fn watch_wanted(self: &Arc<Self>) {
+        self.with_hold(|renewing| renewing.hold.watch_wanted());
         self.arm();
         self.update_wanted();
     }

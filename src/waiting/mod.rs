@@ -17,9 +17,10 @@
 //! without a request. A wake-up is only a hint: only a reply or a grant message gives the leader
 //! the lock.
 //!
-//! Every wait ends, because every sleep ends: at the time that the last answer named, at the next
-//! slow poll, or at the deadline, whichever comes first. A cancellation, a reconnect of the
-//! subscriber or a shutdown ends the sleep earlier.
+//! Every wait ends, because every sleep ends: at the time that the last answer named, at the
+//! deadline, or at the next slow poll, whichever comes first. (A slow poll is a request after about
+//! 5 s without a message, because a message may be lost: see [`slow_poll`].) A cancellation, a
+//! reconnect of the subscriber or a shutdown ends the sleep earlier.
 
 mod endurance;
 mod listening;

@@ -110,7 +110,7 @@ const MAX_NEEDS: usize = 128;
 
 /// Returns the first need that is not satisfied if `permits` permits are given to the needs in
 /// order.
-pub(crate) fn first_unmet(needs: &[u32], mut permits: u32) -> Option<u32> {
+pub(crate) fn first_unsatisfied(needs: &[u32], mut permits: u32) -> Option<u32> {
     needs.iter().copied().find(|need| match permits.checked_sub(*need) {
         Some(rest) => {
             permits = rest;
@@ -374,8 +374,8 @@ mod tests {
 
     #[test]
     fn the_first_need_that_is_not_covered_is_the_one_that_was_refused() {
-        assert_eq!(first_unmet(&[1, 2, 3], 0), Some(1));
-        assert_eq!(first_unmet(&[1, 2, 3], 3), Some(3));
-        assert_eq!(first_unmet(&[1, 2, 3], 6), None);
+        assert_eq!(first_unsatisfied(&[1, 2, 3], 0), Some(1));
+        assert_eq!(first_unsatisfied(&[1, 2, 3], 3), Some(3));
+        assert_eq!(first_unsatisfied(&[1, 2, 3], 6), None);
     }
 }

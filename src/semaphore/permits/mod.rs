@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use redlatch_client::sync::{Thread, clock};
 
-use self::gate::{EnterPermits, PermitQueue, PermitRequestState, first_unmet};
+use self::gate::{EnterPermits, PermitQueue, PermitRequestState, first_unsatisfied};
 use self::turn::NextStep;
 use crate::error::Error;
 use crate::hold::Terms;
@@ -221,13 +221,13 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
             let clients = clients(&**self);
             let RequestResult { own, granted, retry_after } =
                 request_for(self, claim.need, &needs, clients)?;
-            // In two cases, an unmet need is not recorded as a refusal, because the next leader
-            // must send a request. First, the server may have left permits for other processes that
-            // do not want them. Second, the reply to a grant does not say when the next lease ends,
-            // so the next leader would sleep for too long.
+            // In two cases, an unsatisfied need is not recorded as a refusal, because the next
+            // leader must send a request. First, the server may have left permits for other
+            // processes that do not want them. Second, the reply to a grant does not say when the
+            // next lease ends, so the next leader would sleep for too long.
             let is_refusal = granted == 0 || clients == 1 && !S::HAS_LEASES;
-            let unmet = first_unmet(&needs, granted).filter(|_| is_refusal);
-            if let Some((version, need)) = version.zip(unmet) {
+            let unsatisfied = first_unsatisfied(&needs, granted).filter(|_| is_refusal);
+            if let Some((version, need)) = version.zip(unsatisfied) {
                 gate.record_refusal(version, need, retry_after);
             }
             if let Some(own) = own {
