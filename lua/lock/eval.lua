@@ -1,5 +1,5 @@
 -- Appended to a user's script, which is the function `script`. Runs this function if the owner has
--- the lock. (For a writer, `eval_writer` comes before this file.)
+-- the lock. (For a writer, `eval_writer.lua` comes before this file.)
 --
 -- KEYS those of the user's script, then the lock, which is removed before the user's script runs
 -- ARGV those of the user's script, then the owner, which is removed before the user's script runs
