@@ -545,8 +545,7 @@ pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, message: &Message<'_>) {
             site::give_up_unclaimed(core, owner, *database, lock);
         }
         Message::Wanted { database, lock } if *database == core.database() => {
-            let members = core.members.known(lock).into_iter();
-            members.for_each(|member| member.hear_wanted(Some(owner)));
+            core.members.known(lock).iter().for_each(|member| member.hear_wanted(owner));
         }
         Message::Wanted { .. } => {}
     }

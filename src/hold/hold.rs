@@ -97,24 +97,17 @@ pub(crate) struct Hold {
     /// The time on [`clock`] at which the server last said that other processes wait for the lock.
     /// Zero if no process waits, as far as this process knows.
     wanted: AtomicU64,
-    /// See [`wanted_watch`](Self::wanted_watch). (Boxed, because most holds have none.)
-    wanted_watch: OnceLock<Box<WantedWatch>>,
-}
-
-/// How a hold finds out that others wait for the lock.
-#[derive(Debug, Default)]
-pub(super) struct WantedWatch {
+    /// The time on [`clock`] at which the hold must ask the server whether others wait, even if no
+    /// renewal is due. [`NEVER`] if no thread wants to know whether others wait. With `NEVER`, the
+    /// hold has no further cost.
+    look_at: AtomicU64,
     /// The subscription to the client's own channel, on which scripts send the message that others
     /// wait. Empty before the client subscribes, or if the owner does not [want](Owner::hears) such
-    /// messages.
-    own: OnceLock<Subscription>,
-    /// The time on [`clock`] of the hold's last question to the server, or [`NOT_YET`].
-    looked_at: AtomicU64,
+    /// messages. (Boxed, because most holds have none.)
+    own: OnceLock<Box<Subscription>>,
 }
 
-/// The value of `looked_at` if the hold has not asked the server yet, or must ask again because it
-/// may have missed a message.
-const NOT_YET: u64 = 0;
+const NEVER: u64 = u64::MAX;
 
 /// Keeps an owner [live](LiveOwner) from before its first request. The owner remains live until its
 /// hold is released, or until no thread wants the lock under this owner.
@@ -153,6 +146,8 @@ impl Hold {
         in_doubt: bool,
     ) -> Self {
         let (granted, of_terms) = (clock::nanos(lease), terms.nanos());
+        let first_look = TRACK_AFTER.min(of_terms / ASK_WANTED_AFTER);
+        let look_at = if owner.hears() { asked.at.saturating_add(first_look) } else { NEVER };
         Self {
             line: None,
             owner,
@@ -179,10 +174,8 @@ impl Hold {
             tracked: AtomicBool::new(false),
             kept_until: AtomicU64::new(0),
             wanted: AtomicU64::new(0),
-            wanted_watch: match owner.hears() {
-                true => OnceLock::from(Box::default()),
-                false => OnceLock::new(),
-            },
+            look_at: AtomicU64::new(look_at),
+            own: OnceLock::new(),
         }
     }
 
@@ -244,60 +237,44 @@ impl Hold {
         self.granted_lease > self.terms.nanos()
     }
 
-    /// Returns how the hold finds out that others wait. Returns `None` if no thread wants to know
-    /// that. The hold then sends no request for it.
-    pub(super) fn wanted_watch(&self) -> Option<&WantedWatch> {
-        self.wanted_watch.get().map(|wanted_watch| &**wanted_watch)
-    }
-
     /// Records that a guard has an `on_wanted` callback.
     pub(crate) fn watch_wanted(&self) {
-        let looked_at = AtomicU64::new(clock::now());
-        let wanted_watch = || Box::new(WantedWatch { looked_at, ..WantedWatch::default() });
-        self.wanted_watch.get_or_init(wanted_watch);
+        self.look_at.fetch_min(self.next_look(), Ordering::SeqCst);
     }
 
-    /// Returns the time at which the hold must ask the server whether others wait, even if no
-    /// renewal is due. `granted` is the time of the grant or of the last pass. A renewed hold asks
-    /// only once, because the answers to its renewals say whether others wait.
-    pub(super) fn look_at(&self, granted: u64, is_renewed: bool) -> u64 {
-        let third = self.terms.nanos() / ASK_WANTED_AFTER;
-        match self.wanted_watch().map(|it| it.looked_at.load(Ordering::SeqCst)) {
-            Some(NOT_YET) => granted.saturating_add(TRACK_AFTER.min(third)),
-            Some(at) if !is_renewed => at.saturating_add(third),
-            Some(_) | None => u64::MAX,
+    /// Returns the time at which the hold must ask the server whether others wait, if no renewal
+    /// comes before that.
+    pub(super) fn look_at(&self) -> u64 {
+        self.look_at.load(Ordering::SeqCst)
+    }
+
+    /// Returns the time of the next look after a renewal or a look that is sent now. (If the hold
+    /// is renewed, the next renewal comes first.)
+    fn next_look(&self) -> u64 {
+        clock::now().saturating_add(self.terms.nanos() / ASK_WANTED_AFTER)
+    }
+
+    /// Whether the renewal that is about to be sent must ask whether others wait. The hold listens
+    /// before it asks, so that it does not miss a waiter that comes between these steps.
+    pub(super) fn looks(&self, listen: impl FnOnce() -> Subscription) -> bool {
+        if self.look_at() == NEVER {
+            return false;
         }
-    }
-
-    /// Records that the hold is about to ask whether others wait. The hold first subscribes to its
-    /// channel and then asks, so that it does not miss a waiter that comes between these steps.
-    pub(super) fn looks(&self, now: u64, listen: impl FnOnce() -> Subscription) {
-        let Some(it) = self.wanted_watch() else { return };
-        it.looked_at.store(now, Ordering::SeqCst);
+        self.look_at.store(self.next_look(), Ordering::SeqCst);
         if self.owner.hears() {
-            it.own.get_or_init(listen);
+            self.own.get_or_init(|| Box::new(listen()));
         }
-    }
-
-    /// Makes a hold that has subscribed ask again, because it may have missed a message.
-    pub(crate) fn looks_again(&self) {
-        if let Some(it) = self.wanted_watch().filter(|it| it.own.get().is_some()) {
-            it.looked_at.store(NOT_YET, Ordering::SeqCst);
-        }
+        true
     }
 
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::SeqCst) != 0
     }
 
-    /// Handles the message that others wait.
-    pub(crate) fn hear_wanted(&self) {
-        self.told_wanted(true, clock::now());
-    }
-
-    /// Handles the server's answer whether others wait. The question was sent at `sent_at`. If a
-    /// message has come since then, it is newer than the answer, so the answer does not undo it.
-    pub(super) fn told_wanted(&self, is_wanted: bool, sent_at: u64) {
+    /// Takes the message that others wait, which came at `sent_at`, or the server's answer whether
+    /// others wait, to a question that was sent at `sent_at`. A message that came after that is
+    /// newer than the answer, so the answer does not undo it.
+    pub(crate) fn told_wanted(&self, is_wanted: bool, sent_at: u64) {
         #[cfg(soak_mutants)]
         if !is_wanted && mutants::is("a holder that does not hear that waiters have left") {
             return;
@@ -636,7 +613,7 @@ mod tests {
         let owner = ClientId::random().unwrap().next_owner();
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
         let before = clock::now();
-        hold.hear_wanted();
+        hold.told_wanted(true, clock::now());
         hold.told_wanted(false, before);
         assert!(hold.is_wanted());
         hold.told_wanted(false, later(clock::now()));
@@ -646,7 +623,7 @@ mod tests {
             let hears = scope.spawn(|| {
                 for _ in 0..MESSAGES {
                     let before = clock::now();
-                    hold.hear_wanted();
+                    hold.told_wanted(true, clock::now());
                     let is_undone = !hold.is_wanted();
                     let question = last_question.load(Ordering::SeqCst);
                     assert!(!is_undone || question > before, "an older answer undid it");

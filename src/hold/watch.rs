@@ -117,7 +117,9 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         let certain = lease.map_or(Duration::ZERO, |lease| hold.certain_part(lease));
         let keeps_longer = lease.is_none() || self.may_be_longer();
         let longer = if keeps_longer { Longer::Kept } else { hold.next_cut() };
-        let (itself, asks_if_wanted) = (Arc::clone(self), hold.wanted_watch().is_some());
+        let (itself, pubsub, number) = (Arc::clone(self), &self.core().pubsub, owner.number());
+        let asks_if_wanted =
+            hold.looks(|| pubsub.hear_own(self.key(), number, self.query_on_change()));
         let renewed = Box::new(move |sent_at, renewed: RenewalOutcome<'_>, resent| {
             if let Ok((_, is_wanted)) = renewed
                 && asks_if_wanted
@@ -205,7 +207,7 @@ impl<T: Leaseholder> Task for T {
         let renewing = self.with_hold(|renewing| {
             let due = renewing.state.next(&self.core().config, now);
             let lease = due.lease.filter(|_| due.at <= now);
-            let looks = renewing.look_at() <= now;
+            let looks = renewing.hold.look_at() <= now;
             (Arc::clone(&renewing.hold), renewing.record_sent(lease, now), looks)
         });
         let Some((hold, lease, looks)) = renewing else {
@@ -220,11 +222,9 @@ impl<T: Leaseholder> Task for T {
             self.lose_hold(&hold, LostReason::LeaseExpired);
             return None;
         }
-        if looks {
-            hold.looks(now, || self.core().listen_for_wanted(self.key()));
-        }
+        let renewal = (looks || lease.is_some()).then(|| self.renewal(hold, lease));
         self.arm();
-        (looks || lease.is_some()).then(|| self.renewal(hold, lease))
+        renewal
     }
 }
 
@@ -239,12 +239,7 @@ impl Renewing<'_> {
     /// Returns the time of the next action: tracking, renewal or the end of the hold.
     pub(crate) fn next(&self, holder: &impl Leaseholder) -> u64 {
         let due = self.state.next(&holder.core().config, clock::now());
-        due.at.min(self.tracked_from(holder)).min(self.look_at())
-    }
-
-    /// Returns the time at which the hold must ask whether others wait for the lock.
-    fn look_at(&self) -> u64 {
-        self.hold.look_at(self.state.taken_at, self.state.watched.is_some())
+        due.at.min(self.tracked_from(holder)).min(self.hold.look_at())
     }
 
     /// Returns the time from which the server should track the hold's key. Returns `u64::MAX` if

@@ -49,9 +49,8 @@ const RAISE_RETRY_AFTER: u64 = 400 * MS;
 /// ends before then needs no tracking.
 pub(crate) const TRACK_AFTER: u64 = 100 * MS;
 
-/// If a guard has an `on_wanted` callback and a lease that is not renewed, the client queries after
-/// each such part of the lease whether others wait. A renewed hold needs no such query, because the
-/// reply to a renewal says whether others wait.
+/// If a thread wants to know whether others wait, the client queries again after this part of the
+/// lease. The reply to a renewal says whether others wait, so a renewed hold needs no such query.
 pub(crate) const ASK_WANTED_AFTER: u64 = RENEW_AFTER;
 
 /// A keep-alive of a fair lock's waiter is valid for a limited time. The client sends this many

@@ -23,9 +23,8 @@ pub(crate) trait Member: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Called when a message says that others wait for the lock that this owner holds. With `None`,
-    /// such a message may have been missed for any owner. Does no I/O.
-    fn hear_wanted(self: Arc<Self>, _owner: Option<u64>) {}
+    /// Called when a message says that others wait for the lock that this owner holds. Does no I/O.
+    fn hear_wanted(&self, _owner: u64) {}
 
     /// Makes the leases older by this number of nanoseconds. Returns the renewals that are due
     /// then.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use log::Level;
-use redlatch_client::pubsub::{Host, Names, PubSub, Subscriber, Subscription};
+use redlatch_client::pubsub::{Host, Names, PubSub, Subscriber};
 use redlatch_client::sync::{Mutex, clock, is_forked, own_thread};
 use redlatch_client::{
     Command, Failure, Lane, Limit, Node, Outcome, Posted, ReplyReceiver, Route, Servers, slot_of,
@@ -77,8 +77,6 @@ pub(crate) struct Core {
     /// Whether the client has logged that it changes too many semaphores to remember all changes,
     /// which it would repeat after a failover.
     has_logged_forgotten: AtomicBool,
-    /// Whether a hold of this client has ever subscribed to the message that others wait.
-    listens_for_wanted: AtomicBool,
     last_heartbeat: AtomicU64,
     counts: EventCounts,
     /// The waits that have lasted for a long time. Each waiting thread adds and removes its own
@@ -147,7 +145,6 @@ impl Core {
             changes: Arc::default(),
             server_clock: Arc::default(),
             has_logged_forgotten: AtomicBool::new(false),
-            listens_for_wanted: AtomicBool::new(false),
             last_heartbeat: AtomicU64::new(0),
             counts: EventCounts::default(),
             waits: Mutex::default(),
@@ -339,14 +336,6 @@ impl Core {
         }
     }
 
-    /// Subscribes to the message that others wait for a hold of this key. After this call, such a
-    /// hold queries the server each time the server confirms a subscription to the client's own
-    /// channel, because a message may have been missed. Does no I/O.
-    pub(crate) fn listen_for_wanted(&self, key: &str) -> Subscription {
-        self.listens_for_wanted.store(true, Ordering::SeqCst);
-        self.pubsub.listen_to_own_soon(key)
-    }
-
     /// Wakes the subscriber of a server from its read.
     pub(crate) fn wake_subscriber(&self, node: &Arc<Node>) {
         if !self.is_cluster() {
@@ -446,13 +435,6 @@ impl Host for SubscriberHost {
 
     fn wake_subscriber_later(&self, node: Arc<Node>) {
         self.core.upgrade().inspect(|core| core.watchdog.wake_subscriber(node));
-    }
-
-    fn on_resubscribed(&self) {
-        let core = self.core.upgrade();
-        if let Some(core) = core.filter(|core| core.listens_for_wanted.load(Ordering::SeqCst)) {
-            core.members.all().into_iter().for_each(|member| member.hear_wanted(None));
-        }
     }
 
     fn message(&self, message: &[u8]) {

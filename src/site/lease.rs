@@ -23,7 +23,7 @@ impl Site {
     pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
         if self.route.incarnation() != tenancy.hold().asked.incarnation {
-            self.core.watchdog.renew_now(Member::renew_now(Arc::clone(self)));
+            Arc::clone(self).ask_now();
         }
     }
 
@@ -136,10 +136,14 @@ impl Tracked for Site {
             // A change of the key is only a hint that the hold may be lost. If the hold was
             // released in the meantime, the client need not query the server about it.
             if *reply != Value::Int(1) && self.tracked_owner().is_some() {
-                let core = Arc::clone(&self.core);
-                core.watchdog.renew_now(self.renew_now());
+                self.ask_now();
             }
         });
         Some(HoldQuery { command, answered })
+    }
+
+    fn ask_now(self: Arc<Self>) {
+        let core = Arc::clone(&self.core);
+        core.watchdog.renew_now(self.renew_now());
     }
 }

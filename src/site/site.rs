@@ -185,8 +185,8 @@ impl Member for Site {
         self.early_renewal().into_iter().collect()
     }
 
-    fn hear_wanted(self: Arc<Self>, owner: Option<u64>) {
-        Self::hear_wanted(&self, owner);
+    fn hear_wanted(&self, owner: u64) {
+        Self::hear_wanted(self, owner);
     }
 
     #[cfg(feature = "in-memory")]

@@ -19,6 +19,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use redlatch_client::sync::clock;
+
 use super::site::Site;
 use crate::hold::{Leaseholder, Tenancy};
 use crate::lease::WantedCallback;
@@ -66,19 +68,11 @@ impl Site {
         }
     }
 
-    /// Handles the message that others wait for the lock of this owner. `None`: such a message may
-    /// have been missed.
-    pub(crate) fn hear_wanted(self: &Arc<Self>, owner: Option<u64>) {
-        match self.gate.hold() {
-            Some(hold) if owner.is_none() => {
-                hold.looks_again();
-                self.arm();
-            }
-            Some(hold) if owner == Some(hold.owner.number()) => {
-                hold.hear_wanted();
-                self.update_wanted();
-            }
-            Some(_) | None => {}
+    /// Handles the message that others wait for the lock of this owner.
+    pub(crate) fn hear_wanted(&self, owner: u64) {
+        if let Some(hold) = self.gate.hold().filter(|hold| hold.owner.number() == owner) {
+            hold.told_wanted(true, clock::now());
+            self.update_wanted();
         }
     }
 }

@@ -207,18 +207,27 @@ fn a_holder_asks_again_when_it_may_have_missed_a_message() {
     let server = server();
     // On a slow machine, the holder's first query may come after the waiter.
     wait_until("the holder looks before the waiter comes", TIMEOUT, || {
-        let guard = watched(&server, HOUR).reentrant_lock("missed").with_wanted().lock().unwrap();
+        let client = watched(&server, HOUR);
+        let guard = client.reentrant_lock("missed").with_wanted().lock().unwrap();
+        let quiet = client.reentrant_lock("quiet").lock().unwrap();
         let calls = Calls::of(&guard);
         listens(&server, &guard);
         thread::sleep(TIME_UNIT * 5);
         wait_unsaid(&server, "redlatch_queue:{missed}");
         thread::sleep(TIME_UNIT);
         let looked_before = calls.so_far() == 0;
+        let renewed = || client.snapshot().counts.renewed;
+        let before = renewed();
         let mut redis = server.connection();
         let _: usize =
             redis::cmd("CLIENT").arg(&["KILL", "TYPE", "pubsub"]).query(&mut redis).unwrap();
         calls.wait(1);
         let _: usize = redis.del("redlatch_queue:{missed}").unwrap();
+        if looked_before {
+            wait_until("the hold is renewed", TIMEOUT, || renewed() > before);
+            assert_eq!(renewed(), before + 1, "the quiet hold asks nothing");
+        }
+        quiet.unlock().unwrap();
         looked_before
     });
 }

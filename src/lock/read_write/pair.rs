@@ -52,7 +52,7 @@ impl Member for Pair {
         sites.into_iter().flat_map(Member::renew_now).collect()
     }
 
-    fn hear_wanted(self: Arc<Self>, owner: Option<u64>) {
+    fn hear_wanted(&self, owner: u64) {
         [&self.read, &self.write].into_iter().for_each(|site| site.hear_wanted(owner));
     }
 

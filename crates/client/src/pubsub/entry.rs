@@ -1,8 +1,10 @@
 //! A channel's entry: its subscription, its version and its waiters.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use super::tracking::Tracked;
 use crate::connection::Cause;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, Waker};
@@ -43,6 +45,8 @@ struct EntryState {
     /// The last message.
     message: Vec<u8>,
     waiting: Vec<Waker>,
+    /// The holds that ask the server after each confirmation, by the numbers of their owners.
+    hearers: BTreeMap<u64, Weak<dyn Tracked>>,
     /// The time since which no thread listens.
     idle_since: Option<Instant>,
     listeners: usize,
@@ -66,6 +70,7 @@ impl ChannelEntry {
             version,
             message: Vec::new(),
             waiting: Vec::new(),
+            hearers: BTreeMap::new(),
             idle_since: None,
             listeners: 0,
         };
@@ -120,8 +125,15 @@ impl ChannelEntry {
         state.idle_since = None;
     }
 
-    pub(crate) fn leave(&self) {
+    /// Makes the hold of this owner ask the server after each confirmation, until the owner
+    /// [leaves](Self::leave).
+    pub(crate) fn hear(&self, owner: u64, hearer: Weak<dyn Tracked>) {
+        self.state.lock().hearers.insert(owner, hearer);
+    }
+
+    pub(crate) fn leave(&self, owner: Option<u64>) {
         let mut state = self.state.lock();
+        owner.and_then(|owner| state.hearers.remove(&owner));
         state.listeners -= 1;
         if state.listeners == 0 {
             state.idle_since = Some(Instant::now());
@@ -167,6 +179,13 @@ impl ChannelEntry {
         Self::wake_all(state);
     }
 
+    /// Makes the holds that hear messages on the channel ask the server, because the server has
+    /// confirmed the channel, and they may have missed messages. Called with no mutex held.
+    pub(crate) fn ask_anew(&self) {
+        let hearers: Vec<_> = self.state.lock().hearers.values().cloned().collect();
+        hearers.iter().filter_map(Weak::upgrade).for_each(Tracked::ask_now);
+    }
+
     /// Notes that the connection has ended. This wakes no thread: the next confirmation wakes the
     /// waiters.
     pub(crate) fn record_disconnect(&self) {
@@ -205,7 +224,45 @@ impl ChannelEntry {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{HoldQuery, Subscription};
     use super::*;
+
+    #[derive(Default)]
+    struct Hearer(AtomicUsize);
+
+    impl Tracked for Hearer {
+        fn hold_query(self: Arc<Self>) -> Option<HoldQuery> {
+            None
+        }
+
+        fn ask_now(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// A client may have a million names and channels, and a thread that walked over all of them at
+    /// each confirmation would delay all messages.
+    #[test]
+    fn a_confirmation_concerns_only_the_holds_that_hear_on_the_channel() {
+        let entries = ["one", "other"]
+            .map(|name| Arc::new(ChannelEntry::new(name.into(), ChannelKind::Own, 0, 0)));
+        let hearers = [(0, 1), (0, 2), (1, 3)].map(|(entry, owner)| {
+            let (entry, hearer) = (Arc::clone(&entries[entry]), Arc::<Hearer>::default());
+            let tracked: Weak<dyn Tracked> = Arc::<Hearer>::downgrade(&hearer);
+            entry.listen();
+            entry.hear(owner, tracked);
+            (Subscription { entry, hearer: Some(owner) }, hearer)
+        });
+        let asked = || hearers.each_ref().map(|(_, hearer)| hearer.0.load(Ordering::SeqCst));
+        entries[0].ask_anew();
+        assert_eq!(asked(), [1, 1, 0]);
+        entries[1].ask_anew();
+        assert_eq!(asked(), [1, 1, 1]);
+        let [ended, lasts, _] = hearers;
+        drop(ended.0);
+        entries[0].ask_anew();
+        assert_eq!([ended.1, lasts.1].map(|hearer| hearer.0.load(Ordering::SeqCst)), [1, 2]);
+    }
 
     /// After a reconnect, the stored message may be older than messages that were missed.
     #[test]

@@ -105,10 +105,6 @@ pub trait Host: Send + Sync {
     /// Handles a message on the client's own channel that is not a control message. Called on a
     /// subscriber thread with no mutex held.
     fn message(&self, message: &[u8]);
-
-    /// Handles each confirmation of a subscription to the client's own channel. Earlier messages
-    /// may have been missed. Called on a subscriber thread with no mutex held.
-    fn on_resubscribed(&self) {}
 }
 
 impl fmt::Debug for PubSub {
@@ -236,7 +232,7 @@ impl PubSub {
         }
         drop(state);
         reading.map(wake);
-        Subscription { entry }
+        Subscription { entry, hearer: None }
     }
 
     /// Puts a channel into a server's queue. Returns the server if it needs a control message.
@@ -289,10 +285,14 @@ impl PubSub {
         self.listen_to_own_by(key, |node| self.host.wake_subscriber(&node))
     }
 
-    /// Like [`listen_to_own`](Self::listen_to_own), but another thread wakes the subscriber soon:
-    /// this call does no I/O.
-    pub fn listen_to_own_soon(&self, key: &str) -> Subscription {
-        self.listen_to_own_by(key, |node| self.host.wake_subscriber_later(node))
+    /// Like [`listen_to_own`](Self::listen_to_own), for the hold of an owner, which
+    /// [asks](Tracked::ask_now) the server after each confirmation. Another thread wakes the
+    /// subscriber soon: this call does no I/O.
+    pub fn hear_own(&self, key: &str, owner: u64, hearer: Weak<dyn Tracked>) -> Subscription {
+        let mut own = self.listen_to_own_by(key, |node| self.host.wake_subscriber_later(node));
+        own.entry.hear(owner, hearer);
+        own.hearer = Some(owner);
+        own
     }
 
     fn listen_to_own_by(&self, key: &str, wake: impl FnOnce(Arc<Node>)) -> Subscription {
@@ -307,7 +307,7 @@ impl PubSub {
             }
             work.notify_one();
             drop(state);
-            Subscription { entry: Arc::clone(own) }
+            Subscription { entry: Arc::clone(own), hearer: None }
         } else {
             self.listen_to(&self.own_channel(key).into(), ChannelKind::Own, wake)
         }
@@ -439,7 +439,7 @@ impl PubSub {
         let state = self.state.lock();
         let entry = state.entries.get(channel).filter(|entry| entry.is_confirmed())?;
         entry.listen();
-        Some(Subscription { entry: Arc::clone(entry) })
+        Some(Subscription { entry: Arc::clone(entry), hearer: None })
     }
 
     /// The command that makes the subscriber thread of a server read its queue.

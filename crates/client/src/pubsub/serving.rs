@@ -138,9 +138,7 @@ impl<'a> Serving<'a> {
                 self.read_queue()?;
             }
             entry.record_confirmation(Confirmation::Confirmed);
-            if entry.kind() == ChannelKind::Own {
-                self.pubsub.host.on_resubscribed();
-            }
+            entry.ask_anew();
         }
         Ok(())
     }

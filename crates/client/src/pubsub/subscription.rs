@@ -9,6 +9,8 @@ use crate::sync::{Waker, is_forked};
 #[derive(Debug)]
 pub struct Subscription {
     pub(super) entry: Arc<ChannelEntry>,
+    /// The owner whose hold asks the server after each confirmation.
+    pub(super) hearer: Option<u64>,
 }
 
 impl Subscription {
@@ -51,7 +53,7 @@ impl Drop for Subscription {
     fn drop(&mut self) {
         // In a forked child, the entry's mutex may be locked for ever.
         if !is_forked() {
-            self.entry.leave();
+            self.entry.leave(self.hearer);
         }
     }
 }
