@@ -55,7 +55,7 @@ struct CallbackState {
 }
 
 #[derive(PartialEq, Eq)]
-enum CallbacksThread {
+pub(super) enum CallbacksThread {
     NotNeeded,
     /// The system refused to start the thread. The watchdog's thread tries again later.
     Refused,
@@ -154,18 +154,10 @@ impl Callbacks {
         }
     }
 
-    /// Starts the callbacks' thread before there is a job.
-    pub(super) fn start_early(self: &Arc<Self>) {
+    /// Starts the callbacks' thread, if `is_due` returns true for the thread's state.
+    pub(super) fn start_if(self: &Arc<Self>, is_due: impl FnOnce(&CallbacksThread) -> bool) {
         let state = self.state.lock();
-        if state.thread != CallbacksThread::Runs {
-            self.start(state);
-        }
-    }
-
-    /// Starts the callbacks' thread if the system has refused to start it.
-    pub(super) fn start_again(self: &Arc<Self>) {
-        let state = self.state.lock();
-        if state.thread == CallbacksThread::Refused {
+        if is_due(&state.thread) {
             self.start(state);
         }
     }
@@ -173,6 +165,8 @@ impl Callbacks {
     fn start(self: &Arc<Self>, mut state: MutexGuard<'_, CallbackState>) {
         let before = std::mem::replace(&mut state.thread, CallbacksThread::Runs);
         if before == CallbacksThread::Runs {
+            // The woken thread locks the mutex, so this thread unlocks it first.
+            drop(state);
             self.changed.notify_one();
             return;
         }

@@ -27,7 +27,7 @@ use log::Level;
 use redlatch_client::sync::{Condvar, Mutex, clock};
 use redlatch_client::{HealthReport, Lane, LaneCheck, Node};
 
-use self::callbacks::Callbacks;
+use self::callbacks::{Callbacks, CallbacksThread};
 pub(crate) use self::cleanup::{Cleanup, Debtor, KeepAlive};
 use self::wheel::{Wheel, WheelKey};
 use crate::error::{Error, LostReason};
@@ -279,7 +279,7 @@ impl Watchdog {
 
     /// Makes the callbacks' thread ready, so that a later callback need not wait for its start.
     pub(crate) fn start_callbacks_thread(&self) {
-        self.callbacks.start_early();
+        self.callbacks.start_if(|thread| *thread != CallbacksThread::Runs);
     }
 
     /// Runs a user's code on the callbacks' thread. The call does not wait for the user's code.
@@ -339,7 +339,7 @@ impl Watchdog {
                     },
                 }
             }
-            self.callbacks.start_again();
+            self.callbacks.start_if(|thread| *thread == CallbacksThread::Refused);
             if !renewals.is_empty() {
                 let _ = self.jobs.send(Job::Renew(renewals));
             }
