@@ -544,9 +544,8 @@ pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, message: &Message<'_>) {
         Message::Open { database, lock, .. } => {
             site::give_up_unclaimed(core, owner, *database, lock);
         }
-        Message::Wanted { database, lock } if *database == core.database() => {
+        Message::Wanted { lock } => {
             core.members.known(lock).iter().for_each(|member| member.hear_wanted(owner));
         }
-        Message::Wanted { .. } => {}
     }
 }

@@ -309,7 +309,7 @@ impl Seat {
     pub(crate) fn terms(&self) -> Terms {
         let fixed = || Terms::fixed(self.longest_fixed().unwrap_or(Duration::ZERO));
         let terms = self.levels.watched().map_or_else(fixed, Terms::watched);
-        terms.hearing(self.tenancy.hold().terms.hears())
+        terms.hearing(self.tenancy.hold().terms.hears)
     }
 
     /// Returns the longest lease of the levels that the watchdog does not renew.

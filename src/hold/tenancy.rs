@@ -108,14 +108,6 @@ impl End {
             Self::Released | Self::Lost(_) => None,
         }
     }
-
-    /// Returns the `on_wanted` callbacks. Most tenancies have no such callbacks.
-    fn wanted(&mut self) -> &mut [(WantedCallback, bool)] {
-        match self {
-            Self::NotYet(Some(callbacks)) => &mut callbacks.wanted,
-            Self::NotYet(None) | Self::Released | Self::Lost(_) => &mut [],
-        }
-    }
 }
 
 impl Tenancy {
@@ -203,7 +195,7 @@ impl Tenancy {
         self.token.store(again.token.load(Ordering::Relaxed), Ordering::Relaxed);
         // Others may begin to wait for the new hold, so each callback may be called again. The
         // tenancy is in no seat yet, so no thread is calling its callbacks now.
-        self.end.lock().wanted().iter_mut().for_each(|(_, is_called)| *is_called = false);
+        let _none = self.update_wanted(false);
         // This store comes last: a guard that reports "held" from here on must read the new hold.
         self.ended.store(false, Ordering::Release);
         before
@@ -338,14 +330,15 @@ impl Tenancy {
     }
 
     pub(crate) fn has_wanted_callbacks(&self) -> bool {
-        !self.end.lock().wanted().is_empty()
+        self.end.lock().callbacks().is_some_and(|callbacks| !callbacks.wanted.is_empty())
     }
 
     /// Records whether others wait for the lock. If others wait, returns the callbacks that were
     /// not called since they began to wait.
     pub(crate) fn update_wanted(&self, is_wanted: bool) -> Vec<WantedCallback> {
         let mut end = self.end.lock();
-        let fresh = end.wanted().iter_mut().filter_map(|(callback, is_called)| {
+        let all = end.callbacks().into_iter().flat_map(|callbacks| &mut callbacks.wanted);
+        let fresh = all.filter_map(|(callback, is_called)| {
             let was_called = std::mem::replace(is_called, is_wanted);
             (is_wanted && !was_called).then(|| Arc::clone(callback))
         });

@@ -20,7 +20,8 @@ pub struct Terms {
     lease: u64,
     is_watched: bool,
     leaves_to_expire: bool,
-    hears: bool,
+    /// Whether the process wants a message when others wait for the lock.
+    pub(crate) hears: bool,
 }
 
 impl Terms {
@@ -47,14 +48,9 @@ impl Terms {
         Self { leaves_to_expire: true, ..self }
     }
 
-    /// Returns the same terms, with `hears`: whether the process wants a message when others wait
-    /// for the lock.
+    /// Returns the same terms, with this value of `hears`.
     pub(crate) const fn hearing(self, hears: bool) -> Self {
         Self { hears, ..self }
-    }
-
-    pub(crate) fn hears(self) -> bool {
-        self.hears
     }
 
     /// Whether the terms are those of a thread that leaves its hold to expire.

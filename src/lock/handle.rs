@@ -82,7 +82,7 @@ impl Handle {
                 if let Some(lease) = terms.watched_lease() {
                     self.site.core.note_watched_lease(lease);
                 }
-                Self { terms: terms.hearing(self.terms.hears()), ..self.clone() }
+                Self { terms: terms.hearing(self.terms.hears), ..self.clone() }
             }
             Variant::Hearing => Self { terms: self.terms.hearing(true), ..self.clone() },
             Variant::NonReentrant => Self { is_reentrant: false, ..self.clone() },

@@ -24,7 +24,7 @@ pub(crate) enum Message<'a> {
     /// Until then, Redisson's clients may take the lock. `left` may be zero.
     Open { left: Duration, database: i64, lock: &'a str },
     /// Others wait for this lock, which the owner has.
-    Wanted { database: i64, lock: &'a str },
+    Wanted { lock: &'a str },
     /// The owner's wait for a condition is over. `waiting` is the key of the condition's waiters.
     Notified { database: i64, waiting: &'a str },
 }
@@ -64,8 +64,9 @@ impl<'a> Message<'a> {
                 Message::Open { left: Duration::from_millis(left), database, lock }
             }
             "want" => {
-                let (database, lock) = word(rest)?;
-                Message::Wanted { database, lock }
+                // The owner's number is unique, so a client need not check the database.
+                let (_, lock) = word::<i64>(rest)?;
+                Message::Wanted { lock }
             }
             "notify" => {
                 let (database, waiting) = word(rest)?;
@@ -176,7 +177,7 @@ mod tests {
         assert_eq!(Message::parse(message), Some(said));
         let said = Message::Open { left: Duration::from_millis(4), database: 0, lock: "l" };
         assert_eq!(Message::parse(b"open 9 4 0 l"), Some((9, said)));
-        let said = Message::Wanted { database: 0, lock: "a lock" };
+        let said = Message::Wanted { lock: "a lock" };
         assert_eq!(Message::parse(b"want 9 0 a lock"), Some((9, said)));
         let said = Message::Notified { database: 3, waiting: "a key " };
         assert_eq!(Message::parse(b"notify 9 3 a key "), Some((9, said)));

@@ -95,7 +95,7 @@ impl Recipient for Mailbox {
 impl<D, R: Recipient + 'static> QueueEntry<D, R> {
     /// Returns a new entry for a thread with these terms.
     pub(crate) fn new(site: &Site, terms: Terms) -> Self {
-        let (owner, live) = site.core.next_owner_to(site.mode, terms.hears());
+        let (owner, live) = site.core.next_owner_to(site.mode, terms.hears);
         let live = Some(KeepsLive::Owner(live));
         Self { owner, live, machine: EntryMachine::new(), mailbox: None }
     }
