@@ -71,15 +71,9 @@ end
 
 local replies = {}
 for i = 1, #ARGV - 2 do
-    local key, owner = KEYS[i], ARGV[i + 2]
-    local asks_if_wanted = string.sub(owner, 1, 5) == 'want '
-    if asks_if_wanted then
-        owner = string.sub(owner, 6)
-    end
-    local is_reader = string.sub(owner, 1, 5) == 'read '
-    if is_reader then
-        owner = string.sub(owner, 6)
-    end
+    local key, prefixes, owner = KEYS[i], string.match(ARGV[i + 2], '^(.-)([^ ]*)$')
+    local asks_if_wanted = string.find(prefixes, 'want', 1, true)
+    local is_reader = string.find(prefixes, 'read', 1, true)
     local reply = redis.pcall('hexists', key, owner)
     if reply == 1 and lease > 0 then
         local timeout, is_too_long
