@@ -296,7 +296,7 @@ fn a_panic_releases_it(kind: Kind) {
     }));
     assert!(panicked.is_err());
     elsewhere(move || {
-        drop(waits.try_lock_for(TIMEOUT).unwrap().into_option().expect("it is free"))
+        drop(waits.try_lock_for(TIMEOUT).unwrap().into_option().expect("it is free"));
     });
     leaves_nothing(&server);
 }
