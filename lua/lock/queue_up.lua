@@ -8,11 +8,12 @@
 -- script created its functions, a poll would take nearly twice as long. A process that waits for
 -- thousands of names sends thousands of polls a second.)
 --
--- RPUSH is the first write, because its reply shows whether any owner waits. After RPUSH no command
--- may be refused, so the script first checks that the user may run the later commands. The script
--- removes the new entry if the owner already had an entry, or if the lock has no time to live. In a
--- poll, a refused command does no harm, because a poll adds no entry.
-local redis, KEYS, ARGV, is_allowed = redis, KEYS, ARGV, redis.acl_check_cmd
+-- RPUSH is the first write, because its reply shows whether any owner waits. If a later command is
+-- refused, if the owner already had an entry, or if the lock has no time to live, the script
+-- removes the new entry, and the rest of the script replies. So the script first checks that the
+-- user may remove the entry. In a poll, a refused command does no harm, because a poll adds no
+-- entry.
+local redis, KEYS, ARGV = redis, KEYS, ARGV
 local holders = redis.pcall('hrandfield', KEYS[1], '2')
 local held_by = holders and holders[1]
 local is_held = held_by and not holders[2] and held_by ~= ARGV[2]
@@ -27,16 +28,16 @@ if is_held and ARGV[4] then
         redis.call('set', asked_prefix .. ':' .. ARGV[2], ARGV[4], 'px', '2000')
         return {clock[1] * 1000 + math.floor(clock[2] / 1000), left, place, 0, 0}
     end
-elseif is_held and is_allowed('pttl', KEYS[1]) and is_allowed('lpos', KEYS[2], '')
-    and is_allowed('pexpire', KEYS[2], '') and is_allowed('lrem', KEYS[2], '', '') then
+elseif is_held and redis.acl_check_cmd('lrem', KEYS[2], '', '') then
     local clock, length = redis.call('time'), redis.pcall('rpush', KEYS[2], ARGV[2])
     -- (A server that is out of memory refuses RPUSH. The rest of the script can add the entry even
     -- then.)
     if type(length) == 'number' then
         local place = length - 1
-        local left = place == 0 and redis.call('pttl', KEYS[1]) or 2000
-        if left >= 0 and (place == 0 or redis.call('lpos', KEYS[2], ARGV[2]) == place) then
-            redis.call('pexpire', KEYS[2], '60000')
+        local left = place == 0 and redis.pcall('pttl', KEYS[1]) or 2000
+        if type(left) == 'number' and left >= 0
+            and (place == 0 or redis.pcall('lpos', KEYS[2], ARGV[2]) == place)
+            and redis.pcall('pexpire', KEYS[2], '60000') == 1 then
             -- This does the same as `send_wanted` in ../prelude.lua.
             local number = place == 0 and string.match(held_by, '[13579]$')
                 and string.sub(held_by, 38)

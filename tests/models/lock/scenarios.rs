@@ -20,6 +20,7 @@ use crate::simulated::wire::{Again, Chain, Message, Reply, Request, What, own_ch
 scenes! {
     TEXTS;
     mute_waiter: a_waiter_that_may_not_tell_the_holder_waits_all_the_same,
+    refused_waiter: a_waiter_that_is_refused_has_no_entry,
     older: an_older_clients_holder_is_told_nothing,
     mute_release: without_the_right_to_publish_a_release_goes_on_unless_waiters_must_be_told,
     demoted: a_replica_takes_no_release,
@@ -368,6 +369,30 @@ fn mute_waiter(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
         let reply = mute.run(2, &request);
         ensure(matches!(reply, Reply::Queued(_)), &format!("a mute waiter: {reply:?}"))?;
         master.give_up(2);
+    }
+    Ok(())
+}
+
+/// A waiter that may not run a command after its entry was added gets an error and has no entry. If
+/// it may not remove an entry either, no entry is added.
+fn refused_waiter(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut master = direct(server, scripts);
+    // With this number the client expects that the lock is held.
+    let asks = Request::Acquire { number: 2, lease: LEASE, again: None };
+    ensure(matches!(master.run(1, &asks), Reply::Granted { .. }), "it is not free")?;
+    for (waits, denied) in [(0, "pttl"), (0, "pexpire"), (1, "pexpire"), (1, "lpos")] {
+        for rules in [&[format!("-{denied}")][..], &[format!("-{denied}"), "-lrem".to_owned()]] {
+            if waits == 1 {
+                ensure(matches!(master.run(3, &asks), Reply::Refused(_)), "it does not wait")?;
+            }
+            let rules: Vec<_> = rules.iter().map(String::as_str).collect();
+            let mut user = Direct::without(server, orders(), &rules);
+            user.scripts = scripts.clone();
+            let reply = user.run(2, &asks);
+            ensure(matches!(reply, Reply::Error(_)), &format!("{rules:?}: {reply:?}"))?;
+            let entries: i64 = master.command(&["LLEN", &master.site.keys()[1].clone()]);
+            ensure(entries == waits, &format!("{rules:?}: {entries} entries"))?;
+        }
     }
     Ok(())
 }

@@ -41,11 +41,13 @@ pub(crate) fn check(
                 });
                 let [short, rest] = both;
                 let what = format!("{denied} denied, state {at}, {request:?}");
-                // Each script first checks the rights that it may need, so that it is refused as a
-                // whole. Only a script that takes a lock without waiters does not need LLEN.
+                // A script that is refused is refused as a whole. (A shortcut may succeed without a
+                // right that only the rest needs: a lock without waiters is taken without LLEN, the
+                // first entry is added without LPOS, and a later entry without PTTL.)
                 prepare(&mut master, state);
                 let untouched = redis::cmd("EVAL").arg(ALL).arg(0).query(&mut master).unwrap();
-                let may_differ = matches!(request, Request::Release { .. }) || denied == "llen";
+                let may_differ = matches!(request, Request::Release { .. })
+                    || ["llen", "lpos", "pttl"].contains(&denied);
                 if !(may_differ
                     && denied != "none"
                     && [&short, &rest].contains(&&(Err("refused"), untouched)))
