@@ -1,7 +1,7 @@
--- Prepended to ../hand_off.lua in release.lua: frees a lock that has no waiters, or grants a lock
--- without tokens to the first owner in the queue that listens. (If redlatch's clients have passed
--- the lock to each other for longer than MIN_CHAIN_AGE of ../hand_off.lua, and a Redisson client
--- listens, the rest of the script releases the lock.)
+-- Prepended to ../hand_off.lua in release.lua: frees a lock that has no waiters, or grants the lock
+-- to the first owner in the queue that listens. (If redlatch's clients have passed the lock to each
+-- other for longer than MIN_CHAIN_AGE of ../hand_off.lua, and a Redisson client listens, the rest
+-- of the script releases the lock.)
 --
 -- The rest of the script would do the same, but creating its functions takes longer, as in
 -- free.lua. (The grant message consists of strings as far as possible, because Lua takes as long to
@@ -18,11 +18,11 @@ local start_or_age = ARGV[3] and tonumber(ARGV[3]) or 0
 local own_prefix = 'redisson_lock__channel:{redlatch:'
 local length = redis.call('llen', KEYS[2])
 -- The reply (see release.lua), or false if the rest of the script must release the lock.
-local reply = (length == 0 or not KEYS[4]) and 0
-local clock = reply and (length > 0 or start_or_age > 0) and redis.call('time')
+local reply = 0
+local clock = (length > 0 or start_or_age > 0) and redis.call('time')
 -- The server's time in ms.
 local now = clock and clock[1] .. string.sub('00000' .. clock[2], -6, -4)
-if reply and (start_or_age <= -10 or start_or_age > 0 and math.abs(now - start_or_age) >= 10) then
+if start_or_age <= -10 or start_or_age > 0 and math.abs(now - start_or_age) >= 10 then
     local subscribers = redis.pcall('pubsub', 'numsub', ARGV[2], ARGV[2] .. ':redlatch')
     start_or_age, reply = 0, not subscribers.err and subscribers[2] == subscribers[4] and 3
 end
@@ -33,14 +33,22 @@ if reply and (length == 0 or redis.acl_check_cmd('publish', own_prefix .. '}', '
         local channel = type(head) == 'string' and own_prefix .. string.sub(head, 1, 36) .. '}'
         local subscribers = channel and redis.pcall('pubsub', 'numsub', channel)[2]
         if subscribers ~= 0 then
-            if not subscribers or redis.pcall('hset', KEYS[1], head, '1') ~= 1 then
+            local token = subscribers and KEYS[4] and redis.pcall('incrby', KEYS[4], '1024')
+            local may_grant = subscribers
+                and (not token or type(token) == 'number' and token >= 1024 and token < 2^53)
+            if not may_grant and type(token) == 'number' and token < 1024 then
+                -- Undo the INCRBY, as in free.lua.
+                redis.pcall('incrby', KEYS[4], '-1024')
+            end
+            if not may_grant or redis.pcall('hset', KEYS[1], head, '1') ~= 1 then
                 break
             elseif redis.pcall('pexpire', KEYS[1], '2000') == 1 then
                 redis.call('publish', channel, 'grant ' .. string.sub(head, 38) .. ' ' .. now
                     .. ' 2000 lock,' .. places .. ','
                     .. (start_or_age > 0 and ARGV[3] or now) .. ','
-                    .. (start_or_age > 0 and ARGV[4] + 1 or '1') .. ' ' .. (ARGV[5] or '0') .. ' '
-                    .. KEYS[1])
+                    .. (start_or_age > 0 and ARGV[4] + 1 or '1')
+                    .. (token and string.format(',%.0f', token) or '') .. ' ' .. (ARGV[5] or '0')
+                    .. ' ' .. KEYS[1])
                 return 1
             end
             redis.call('hdel', KEYS[1], head)

@@ -560,7 +560,7 @@ mod tests {
         let hand_over = include_str!("../../lua/lock/hand_over.lua");
         let shortcuts = [
             (hand_over, "start_or_age <= -AGE or"),
-            (hand_over, "math.abs(now - start_or_age) >= AGE) then"),
+            (hand_over, "math.abs(now - start_or_age) >= AGE then"),
             (
                 include_str!("../../lua/read_write/release_uncontended.lua"),
                 "start_or_age > -AGE and",

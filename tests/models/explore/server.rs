@@ -531,7 +531,7 @@ impl Server {
         // The shortcut `hand_over.lua` grants the lock without a check of the chain's age.
         let now = self.now;
         let is_young = since == 0 || since > 0 && (now - since).abs() < MIN_CHAIN_AGE;
-        if shortcut && is_young && self.kind == Kind::Lock {
+        if shortcut && is_young && !self.is_read_write() {
             let start = if since > 0 { since } else { now };
             let chain = Chain { since: start, count: count + 1 };
             if self.hand_to_next(chain) {

@@ -21,6 +21,7 @@ scenes! {
     TEXTS;
     mute_waiter: a_waiter_that_may_not_tell_the_holder_waits_all_the_same,
     refused_waiter: a_waiter_that_is_refused_has_no_entry,
+    no_tokens: a_release_grants_no_lock_whose_tokens_cannot_be_counted,
     older: an_older_clients_holder_is_told_nothing,
     mute_release: without_the_right_to_publish_a_release_goes_on_unless_waiters_must_be_told,
     demoted: a_replica_takes_no_release,
@@ -68,6 +69,19 @@ fn a_hand_over_costs_two_scripts_and_few_commands() {
     assert_eq!(direct.holder(), Some(2));
     assert_eq!(direct.release(2), Some(0));
     assert_eq!(direct.keys_left(), 0);
+}
+
+#[test]
+fn a_hand_over_of_a_lock_with_tokens_costs_one_command_more() {
+    let server = server();
+    let mut direct = Direct::new(&server, orders().fenced());
+    let mut listener = Listener::new(&server, orders(), 2);
+    assert!(direct.takes(1));
+    assert_eq!(direct.place(2), 0);
+    let handed = direct.commands_of(|direct| assert_eq!(direct.release(1), Some(1)));
+    assert!(handed <= 10, "{handed} commands");
+    let Message { what, .. } = listener.hears();
+    assert!(matches!(what, What::Grant { token: Some(2_048), .. }), "{what:?}");
 }
 
 /// Each request may be sent twice. The second copy changes nothing.
@@ -393,6 +407,26 @@ fn refused_waiter(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
             let entries: i64 = master.command(&["LLEN", &master.site.keys()[1].clone()]);
             ensure(entries == waits, &format!("{rules:?}: {entries} entries"))?;
         }
+    }
+    Ok(())
+}
+
+/// The token key does not hold a usable number. The lock is free after the release, the waiter gets
+/// an error when it asks, and the key does not change.
+fn no_tokens(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
+    let mut direct = Direct { scripts: scripts.clone(), ..Direct::new(server, orders().fenced()) };
+    let _listener = Listener::new(server, orders(), 2);
+    let tokens = direct.site.tokens.clone().unwrap_or_default();
+    for number in ["-5", "9007199254740000", "x"] {
+        let () = direct.command(&["FLUSHALL"]);
+        ensure(direct.takes(1) && direct.place(2) == 0, "it is not free")?;
+        let () = direct.command(&["SET", &tokens, number]);
+        let released = direct.release(1);
+        ensure(released == Some(0), &format!("after {number}: {released:?}"))?;
+        ensure(direct.holder().is_none(), &format!("after {number} the lock is granted"))?;
+        let after: String = direct.command(&["GET", &tokens]);
+        let is_above = after.parse().is_ok_and(|after: i64| after >= 1 << 53);
+        ensure(after == number || is_above, &format!("{number} has become {after}"))?;
     }
     Ok(())
 }
