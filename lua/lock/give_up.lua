@@ -9,4 +9,4 @@
 -- readers behind it.
 public, database = ARGV[2], ARGV[5] or 0
 redis.call('lrem', queue, 1, ARGV[1])
-return release(ARGV[1], tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 0))
+return release(ARGV[1], tonumber(ARGV[3] or 0), tonumber(ARGV[4] or 1) - 1)

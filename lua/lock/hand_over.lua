@@ -14,7 +14,7 @@
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 -- start_or_age: ARGV 3 of release.lua, or 0 if the chain begins now; own_prefix: the beginning of
 -- an own channel's name.
-local start_or_age = ARGV[3] and tonumber(ARGV[3]) or 0
+local start_or_age = ARGV[3] and ARGV[3] + 0 or 0
 local own_prefix = 'redisson_lock__channel:{redlatch:'
 local length = redis.call('llen', KEYS[2])
 -- The reply (see release.lua), or false if the rest of the script must release the lock.
@@ -46,7 +46,7 @@ if reply and (length == 0 or redis.acl_check_cmd('publish', own_prefix .. '}', '
                 redis.call('publish', channel, 'grant ' .. string.sub(head, 38) .. ' ' .. now
                     .. ' 2000 lock,' .. places .. ','
                     .. (start_or_age > 0 and ARGV[3] or now) .. ','
-                    .. (start_or_age > 0 and ARGV[4] + 1 or '1')
+                    .. (start_or_age > 0 and ARGV[4] or '1')
                     .. (token and string.format(',%.0f', token) or '') .. ' ' .. (ARGV[5] or '0')
                     .. ' ' .. KEYS[1])
                 return 1

@@ -6,7 +6,7 @@
 -- KEYS see acquire.lua
 -- ARGV 1 the number of the locks, 2 number of the database, then the owners of all locks, and their
 --      public channels. If one of the locks has a chain, the beginnings of all chains follow, and
---      their counts (see ../lock/release.lua; two zeros for a lock without a chain)
+--      their counts (see ../lock/release.lua; 0 and 1 for a lock without a chain)
 -- reply: 0 = the reply of each lock is 0; otherwise the list of the locks' replies: nil or a number
 --        as in ../lock/release.lua; -1 = an error, which a release of that lock alone would return
 local replies = {}
@@ -17,7 +17,7 @@ for i = 1, count do
     else
         local keys = {KEYS[i], KEYS[count + i], KEYS[2 * count + i], KEYS[3 * count + i]}
         local start_or_age, chain_count =
-            ARGV[2 + 2 * count + i] or '0', ARGV[2 + 3 * count + i] or '0'
+            ARGV[2 + 2 * count + i] or '0', ARGV[2 + 3 * count + i] or '1'
         local is_done, reply = pcall(release_one, keys,
             {ARGV[2 + i], ARGV[2 + count + i], start_or_age, chain_count, ARGV[2]})
         -- (Redis would end the list at a nil, but sends false as a nil.)

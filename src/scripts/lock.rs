@@ -65,6 +65,11 @@ pub(super) fn chain_start_argument(chain: Chain, digits: &mut [u8; 20]) -> Optio
     }
 }
 
+/// Returns the scripts' argument for the chain's count: the count after the next grant.
+pub(super) fn next_count(chain: Chain) -> u64 {
+    u64::from(chain.count) + 1
+}
+
 /// Writes `-number` as text. The number has fewer than 20 digits.
 fn minus(number: u64, digits: &mut [u8; 20]) -> &[u8] {
     let sign = (digits.len() - decimal(number, digits).len()).saturating_sub(1);
@@ -293,18 +298,18 @@ impl LockScripts<'_> {
         let (owner, channel) = (owner.into(), self.keys.public());
         match chain_start_argument(chain, &mut since) {
             Some(since) => {
-                let count = decimal(chain.count.into(), &mut count);
+                let count = decimal(next_count(chain), &mut count);
                 self.command(
                     script,
                     &[owner, channel, since.into(), count.into()],
                     ExtraArguments::Nothing,
                 )
             }
-            // The number of the database comes after the two arguments of the chain, so send two
-            // zeros if there is no chain.
+            // The number of the database comes after the two arguments of the chain, so send those of
+            // a new chain if there is none.
             None if self.database != 0 => {
-                let nothing = b"0"[..].into();
-                self.command(script, &[owner, channel, nothing, nothing], ExtraArguments::Nothing)
+                let (since, count) = (b"0"[..].into(), b"1"[..].into());
+                self.command(script, &[owner, channel, since, count], ExtraArguments::Nothing)
             }
             None => self.command(script, &[owner, channel], ExtraArguments::Nothing),
         }

@@ -7,7 +7,9 @@ use redis::Value;
 use redlatch_client::{CachedScript, Command, Outcome, Pieces, Route, decimal};
 
 use super::chain::Chain;
-use super::lock::{Acquired, LockScripts, Released, acquired, chain_start_argument, release_reply};
+use super::lock::{
+    Acquired, LockScripts, Released, acquired, chain_start_argument, next_count, release_reply,
+};
 use super::{
     Mode, Owner, Replied, Rights, Trouble, accepted, checking_rights, granted, millis, unexpected,
 };
@@ -99,7 +101,7 @@ pub(crate) fn release_command(locks: &[(LockScripts<'_>, Owner, Chain)]) -> Comm
     arguments.extend(locks.iter().map(|(lock, ..)| lock.keys.public()));
     let chains: Vec<_> = locks.iter().map(|(.., chain)| chain_arguments(*chain)).collect();
     let (since, counts): (Vec<_>, Vec<_>) = if chains.iter().any(Option::is_some) {
-        let nothing = || (b"0".to_vec(), b"0".to_vec());
+        let nothing = || (b"0".to_vec(), b"1".to_vec());
         chains.into_iter().map(|chain| chain.unwrap_or_else(nothing)).unzip()
     } else {
         (Vec::new(), Vec::new())
@@ -112,7 +114,7 @@ pub(crate) fn release_command(locks: &[(LockScripts<'_>, Owner, Chain)]) -> Comm
 fn chain_arguments(chain: Chain) -> Option<(Vec<u8>, Vec<u8>)> {
     let (mut start, mut count) = ([0; 20], [0; 20]);
     let start = chain_start_argument(chain, &mut start)?;
-    Some((start.to_vec(), decimal(chain.count.into(), &mut count).to_vec()))
+    Some((start.to_vec(), decimal(next_count(chain), &mut count).to_vec()))
 }
 
 /// Reads the reply to a release of this number of locks.

@@ -46,7 +46,7 @@ impl Chain {
     pub(crate) fn said(self, always: bool) -> Vec<String> {
         let Self { since, count } =
             if self.since > 0 || self.since <= -10 { self } else { Self::default() };
-        if since == 0 && !always { Vec::new() } else { vec![since.to_string(), count.to_string()] }
+        if since == 0 && !always { Vec::new() } else { vec![since.to_string(), (count + 1).to_string()] }
     }
 }
 
