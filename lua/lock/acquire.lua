@@ -14,6 +14,8 @@
 --        time); place: the number of entries ahead; holder_kind: 0 = a redlatch client holds the
 --        lock, 1 = a Redisson client holds it, 2 = it is free, and a window is open; is_new: 1 =
 --        the entry is new
+--        `s us left place is_new` = the same as a text, if a redlatch client holds the lock; s, us:
+--        the server's time in seconds, and the rest in microseconds
 --        WRONGTYPE = the key holds no lock
 --
 -- A waiter sends this script in every request: in its first request, in a copy of it, in a poll,

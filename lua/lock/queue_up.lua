@@ -6,7 +6,8 @@
 -- part only the first owner in the queue gets the remaining lease, because that owner asks again
 -- when the lease ends. The other owners get it in the reply to their next poll. (If the rest of the
 -- script created its functions, a poll would take nearly twice as long. A process that waits for
--- thousands of names sends thousands of polls a second.)
+-- thousands of names sends thousands of polls a second. The reply is a text, because a list costs
+-- the server as much as a command.)
 --
 -- RPUSH is the first write, because its reply shows whether any owner waits. If a later command is
 -- refused, if the owner already had an entry, or if the lock has no time to live, the script
@@ -26,7 +27,7 @@ if is_held and ARGV[4] then
         redis.call('pexpire', KEYS[2], '60000')
         local asked_prefix = string.gsub(KEYS[2], 'queue', 'asked', 1)
         redis.call('set', asked_prefix .. ':' .. ARGV[2], ARGV[4], 'px', '2000')
-        return {clock[1] * 1000 + math.floor(clock[2] / 1000), left, place, 0, 0}
+        return clock[1] .. ' ' .. clock[2] .. ' ' .. left .. ' ' .. place .. ' 0'
     end
 elseif is_held and redis.acl_check_cmd('lrem', KEYS[2], '', '') then
     local clock, length = redis.call('time'), redis.pcall('rpush', KEYS[2], ARGV[2])
@@ -34,9 +35,9 @@ elseif is_held and redis.acl_check_cmd('lrem', KEYS[2], '', '') then
     -- then.)
     if type(length) == 'number' then
         local place = length - 1
-        local left = place == 0 and redis.pcall('pttl', KEYS[1]) or 2000
-        if type(left) == 'number' and left >= 0
-            and (place == 0 or redis.pcall('lpos', KEYS[2], ARGV[2]) == place)
+        local left = place == 0 and redis.pcall('pttl', KEYS[1])
+        if (place == 0 and type(left) == 'number' and left >= 0
+            or place > 0 and redis.pcall('lpos', KEYS[2], ARGV[2]) == place)
             and redis.pcall('pexpire', KEYS[2], '60000') == 1 then
             -- This does the same as `send_wanted` in ../prelude.lua.
             local number = place == 0 and string.match(held_by, '[13579]$')
@@ -46,7 +47,8 @@ elseif is_held and redis.acl_check_cmd('lrem', KEYS[2], '', '') then
                     'redisson_lock__channel:{redlatch:' .. string.sub(held_by, 1, 36) .. '}',
                     'want ' .. number .. ' ' .. (ARGV[3] or 0) .. ' ' .. KEYS[1])
             end
-            return {clock[1] * 1000 + math.floor(clock[2] / 1000), left, place, 0, 1}
+            return clock[1] .. ' ' .. clock[2] .. ' '
+                .. (left and left .. ' 0' or '2000 ' .. place) .. ' 1'
         end
         redis.call('lrem', KEYS[2], '-1', ARGV[2])
     end

@@ -19,14 +19,14 @@ use super::{
 use crate::scripts::{LockKeys, Mode, Owner};
 
 // Each script consists of these files of `lua/`, one after the other.
-static ACQUIRE: LazyLock<CachedScript> = script!(takes; NUMBER_OR_LIST;
+static ACQUIRE: LazyLock<CachedScript> = script!(takes;
     "lock/free.lua",
     "lock/queue_up.lua",
     LOCK_OWNER,
     "lock/acquire.lua"
 );
 /// Like `ACQUIRE`, but with the two scripts for the usual cases in reverse order.
-static ACQUIRE_HELD: LazyLock<CachedScript> = script!(takes; NUMBER_OR_LIST;
+static ACQUIRE_HELD: LazyLock<CachedScript> = script!(takes;
     "lock/queue_up.lua",
     "lock/free.lua",
     LOCK_OWNER,
@@ -359,6 +359,9 @@ pub(super) fn acquired(reply: Value) -> Result<Acquired, Trouble> {
         Value::Nil => return Ok(Acquired::NotTaken),
         Value::Int(reply) => return Ok(granted(*reply, None)),
         Value::Array(parts) => parts.as_slice(),
+        Value::BulkString(text) => {
+            return queued_reply(text).map(Acquired::Queued).ok_or_else(|| unexpected(&reply));
+        }
         _ => return Err(unexpected(&reply)),
     };
     let number = |number: i64| u64::try_from(number).unwrap_or(0);
@@ -381,6 +384,16 @@ pub(super) fn acquired(reply: Value) -> Result<Acquired, Trouble> {
         })),
         _ => Err(unexpected(&reply)),
     }
+}
+
+/// Reads the text with which `lua/lock/queue_up.lua` refuses an owner.
+fn queued_reply(text: &[u8]) -> Option<QueuedReply> {
+    let mut numbers = str::from_utf8(text).ok()?.split(' ').map(|it| it.parse::<u64>().ok());
+    let mut next = || numbers.next().flatten();
+    let now = next()?.checked_mul(1_000)?.checked_add(next()? / 1_000)?;
+    let (left, place, fresh) = (Duration::from_millis(next()?), next()?, next()?);
+    let place = u32::try_from(place).unwrap_or(u32::MAX);
+    Some(QueuedReply { now, left, place, by_redisson: false, is_new: fresh == 1 })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -552,6 +565,17 @@ fn time_left(left: i64) -> Duration {
 mod tests {
     use super::super::chain::MIN_CHAIN_AGE;
     use super::*;
+
+    #[test]
+    fn a_reply_as_a_text_has_the_servers_time_in_ms() {
+        let refused = acquired(Value::BulkString(b"1783728468 23456 2000 14 1".to_vec()));
+        let Ok(Acquired::Queued(refused)) = refused else { panic!("{refused:?}") };
+        assert_eq!((refused.now, refused.left), (1_783_728_468_023, Duration::from_secs(2)));
+        assert_eq!((refused.place, refused.by_redisson, refused.is_new), (14, false, true));
+        for text in ["", "OK", "1783728468 23456 2000 14", "1783728468 23456 -1 14 1"] {
+            assert!(acquired(Value::BulkString(text.into())).is_err(), "{text:?}");
+        }
+    }
 
     /// A release sends a chain only if the chain is old enough for the server to check for
     /// Redisson's waiters.

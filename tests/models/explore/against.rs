@@ -116,7 +116,7 @@ impl Pair<'_> {
             Value::Array(held) if what == "renew" && held == [Value::Int(2)] => {
                 Value::Array(vec![Value::Int(1)])
             }
-            real => real,
+            real => wire::as_list(real),
         };
         if real != expected {
             return Err(format!(

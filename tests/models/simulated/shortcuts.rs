@@ -8,7 +8,7 @@ use super::direct::Direct;
 use super::scripts::{Script, Scripts, call};
 use super::site::Site;
 use super::store::uuid;
-use super::wire::Request;
+use super::wire::{Request, as_list};
 
 /// Tries each combination of keys, a request of client 1 and missing rights. The keys are given by
 /// the commands that create them.
@@ -81,7 +81,7 @@ const ALL: &str = "
 
 /// Returns a reply without the server's time and without remaining times.
 fn without_times(reply: Value) -> Value {
-    match reply {
+    match as_list(reply) {
         Value::Array(parts) => Value::Array(parts.into_iter().skip(2).collect()),
         reply => reply,
     }

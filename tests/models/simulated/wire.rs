@@ -46,7 +46,11 @@ impl Chain {
     pub(crate) fn said(self, always: bool) -> Vec<String> {
         let Self { since, count } =
             if self.since > 0 || self.since <= -10 { self } else { Self::default() };
-        if since == 0 && !always { Vec::new() } else { vec![since.to_string(), (count + 1).to_string()] }
+        if since == 0 && !always {
+            Vec::new()
+        } else {
+            vec![since.to_string(), (count + 1).to_string()]
+        }
     }
 }
 
@@ -67,6 +71,17 @@ pub(crate) struct Again {
     pub(crate) waiting_since: u64,
     /// The time of sending, if the client may report other waiters as silent.
     pub(crate) sent: Option<u64>,
+}
+
+/// Converts a refusal from the text of `queue_up.lua` to the list that the rest of the script
+/// replies. Does not change any other reply.
+pub(crate) fn as_list(reply: Value) -> Value {
+    let Value::BulkString(text) = &reply else { return reply };
+    let text = String::from_utf8_lossy(text);
+    let numbers: Result<Vec<i64>, _> = text.split(' ').map(str::parse).collect();
+    let Ok([seconds, micros, left, place, fresh]) = numbers.as_deref() else { return reply };
+    let now = seconds * 1_000 + micros / 1_000;
+    Value::Array([now, *left, *place, 0, *fresh].map(Value::Int).to_vec())
 }
 
 /// A script's answer.
@@ -120,7 +135,7 @@ impl Reply {
         if let Value::ServerError(error) = value {
             return Self::Error(format!("{error:?}"));
         }
-        let numbers: Vec<i64> = match value {
+        let numbers: Vec<i64> = match &as_list(value.clone()) {
             Value::Array(parts) => {
                 parts.iter().filter_map(|part| redis::from_redis_value(part.clone()).ok()).collect()
             }
