@@ -44,7 +44,7 @@ if reply and (length == 0 or redis.acl_check_cmd('publish', own_prefix .. '}', '
                 break
             elseif redis.pcall('pexpire', KEYS[1], '2000') == 1 then
                 redis.call('publish', channel, 'grant ' .. string.sub(head, 38) .. ' ' .. now
-                    .. ' 2000 lock,' .. places .. ','
+                    .. ' 2000 lock,' .. (places > 0 and places or '0') .. ','
                     .. (start_or_age > 0 and ARGV[3] or now) .. ','
                     .. (start_or_age > 0 and ARGV[4] or '1')
                     .. (token and string.format(',%.0f', token) or '') .. ' ' .. (ARGV[5] or '0')

@@ -40,7 +40,7 @@ elseif is_held and redis.acl_check_cmd('lrem', KEYS[2], '', '') then
             or place > 0 and redis.pcall('lpos', KEYS[2], ARGV[2]) == place)
             and redis.pcall('pexpire', KEYS[2], '60000') == 1 then
             -- This does the same as `send_wanted` in ../prelude.lua.
-            local number = place == 0 and string.match(held_by, '[13579]$')
+            local number = place == 0 and string.find(held_by, '[13579]$', -1)
                 and string.sub(held_by, 38)
             if number and tonumber(number) >= 2^50 then
                 redis.pcall('publish',
