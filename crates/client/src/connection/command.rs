@@ -215,12 +215,21 @@ impl Command {
 
     /// Returns a command that is not a script call.
     pub fn plain(parts: &[&[u8]]) -> Self {
-        let mut bytes = Vec::with_capacity(16 + parts.iter().map(|p| p.len() + 16).sum::<usize>());
-        push_header(&mut bytes, b'*', parts.len());
-        for part in parts {
-            push_part(&mut bytes, part);
-        }
+        let mut command = Self::begin(parts.len());
+        parts.iter().for_each(|part| command.push(part));
+        command
+    }
+
+    /// Begins a plain command. The caller must [push](Self::push) as many parts as it names here.
+    pub fn begin(parts: usize) -> Self {
+        let mut bytes = Vec::with_capacity(USUAL_SIZE);
+        push_header(&mut bytes, b'*', parts);
         Self::new(bytes, None, Replies::ALL)
+    }
+
+    /// Adds the next part to a command that was [begun](Self::begin).
+    pub fn push(&mut self, part: &[u8]) {
+        push_part(&mut self.bytes, part);
     }
 
     /// Returns an AUTH command that logs the connection in with these credentials.
@@ -426,6 +435,9 @@ impl Command {
     }
 }
 
+/// The size for which a plain command has room from the beginning. Most are smaller.
+const USUAL_SIZE: usize = 256;
+
 fn whole_millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -458,7 +470,9 @@ fn push_header(bytes: &mut Vec<u8>, kind: u8, count: usize) {
 
 #[inline]
 fn push_part(bytes: &mut Vec<u8>, part: &[u8]) {
-    push_pieces(bytes, part.into());
+    push_header(bytes, b'$', part.len());
+    bytes.extend_from_slice(part);
+    bytes.extend_from_slice(b"\r\n");
 }
 
 #[inline]

@@ -12,14 +12,18 @@ pub fn decimal(number: u64, digits: &mut [u8; 20]) -> &[u8] {
 pub fn write_decimal(number: u64, digits: &mut [u8]) -> usize {
     let mut at = digits.len();
     let mut left = number;
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (left % 10) as u8;
-        left /= 10;
+    // Two digits at a time need half of the divisions.
+    while left >= 10 {
+        let pair = (left % 100) as u8;
+        at -= 2;
+        digits[at..at + 2].copy_from_slice(&[b'0' + pair / 10, b'0' + pair % 10]);
+        left /= 100;
         if left == 0 {
             return at;
         }
     }
+    digits[at - 1] = b'0' + left as u8;
+    at - 1
 }
 
 #[cfg(test)]
@@ -28,7 +32,7 @@ mod tests {
 
     #[test]
     fn decimals_have_no_limit() {
-        for number in [0, 9, 10, u64::MAX] {
+        for number in [0, 9, 10, 99, 100, 101, 1_000, u64::MAX] {
             assert_eq!(decimal(number, &mut [0; 20]), number.to_string().as_bytes());
         }
     }
