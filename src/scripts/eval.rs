@@ -199,15 +199,16 @@ impl ScriptCall<'_> {
 
     fn of_owner(&self, call: [&str; 2], lock: &str, owner: &Owner) -> Command {
         let (owner, mut digits) = (owner.text(), [0; 20]);
-        let mut parts = Vec::with_capacity(6 + self.keys.len() + self.arguments.len());
-        parts.extend(call.map(str::as_bytes));
-        parts.push(decimal(self.keys.len() as u64 + 1, &mut digits));
-        parts.extend(self.keys.iter().map(|key| key.as_bytes()));
-        parts.push(lock.as_bytes());
-        parts.extend(self.first.map(str::as_bytes));
-        parts.extend(self.arguments);
-        parts.push(&owner);
-        Command::plain(&parts)
+        let others = self.keys.len() + usize::from(self.first.is_some()) + self.arguments.len();
+        let mut command = Command::begin(5 + others);
+        call.iter().for_each(|part| command.push(part.as_bytes()));
+        command.push(decimal(self.keys.len() as u64 + 1, &mut digits));
+        self.keys.iter().for_each(|key| command.push(key.as_bytes()));
+        command.push(lock.as_bytes());
+        self.first.iter().for_each(|first| command.push(first.as_bytes()));
+        self.arguments.iter().for_each(|argument| command.push(argument));
+        command.push(&owner);
+        command
     }
 }
 

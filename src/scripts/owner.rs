@@ -185,12 +185,18 @@ impl Owner {
     pub(crate) fn text(&self) -> OwnerText {
         match self {
             Self::Lock { client, number, mode } => {
-                let (mut uuid, mut digits) = ([0; UUID], [0; 20]);
-                let uuid = client.hyphenated().encode_lower(&mut uuid).as_bytes();
-                let number = decimal(*number, &mut digits);
-                OwnerText::of([uuid, b":", number, mode.suffix().as_bytes()])
+                let (mut text, mut digits) = (OwnerText::EMPTY, [0; 20]);
+                text.len = client.hyphenated().encode_lower(&mut text.bytes).len();
+                text.push(b":");
+                text.push(decimal(*number, &mut digits));
+                text.push(mode.suffix().as_bytes());
+                text
             }
-            Self::Permit(id) => OwnerText::of([id.as_bytes()]),
+            Self::Permit(id) => {
+                let mut text = OwnerText::EMPTY;
+                text.push(id.as_bytes());
+                text
+            }
         }
     }
 
@@ -237,14 +243,12 @@ pub(crate) struct OwnerText {
 }
 
 impl OwnerText {
-    fn of<const N: usize>(pieces: [&[u8]; N]) -> Self {
-        let mut text = Self { bytes: [0; LONGEST], len: 0 };
-        for piece in pieces {
-            let end = text.len + piece.len();
-            text.bytes[text.len..end].copy_from_slice(piece);
-            text.len = end;
-        }
-        text
+    const EMPTY: Self = Self { bytes: [0; LONGEST], len: 0 };
+
+    fn push(&mut self, piece: &[u8]) {
+        let end = self.len + piece.len();
+        self.bytes[self.len..end].copy_from_slice(piece);
+        self.len = end;
     }
 }
 
