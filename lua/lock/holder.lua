@@ -41,10 +41,10 @@ local function granted_reply(places)
 end
 
 -- Makes `owner` the holder of a free lock. Returns nil, or the server's refusal. After a refusal
--- nothing has changed, because a lock must not stay without a time to live. (If nobody waits, a
--- server that is out of memory must refuse. So HSET must be the first write: after an accepted
--- first write, the server refuses no command for lack of memory. So PEXPIRE cannot come before
--- HSET.)
+-- nothing has changed, because a lock must not stay without a time to live. (If the
+-- server is out of memory and nobody waits, the server must refuse the grant. So HSET must be the
+-- first write: after an accepted first write, the server refuses no command for lack of memory. So
+-- PEXPIRE cannot come before HSET.)
 local function make_holder(owner, lease)
     local refusal = take_tokens() or refused(redis.pcall('hset', lock, owner, 1))
         or refused(redis.pcall('pexpire', lock, lease))

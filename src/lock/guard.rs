@@ -248,9 +248,9 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///   third of the lease.
     /// - If a thread of this process passed the lock to the calling thread, the calling thread's
     ///   entry stays in the queue until the release. Because of this entry, the method may return
-    ///   `true` although nobody waits, and the client may call an `on_wanted` callback. If the
-    ///   client has not called the callback yet, a new waiter of another process sends no message,
-    ///   and the client notices this waiter at a renewal.
+    ///   `true` although nobody waits, and the client may call an `on_wanted` callback. Until
+    ///   then, the client gets no message when a waiter of another process comes. It notices such a
+    ///   waiter only at its next renewal.
     ///
     /// The server's grant of a fair lock does not say whether other processes wait.
     #[must_use]

@@ -36,8 +36,8 @@ pub struct HeldLock {
     /// Whether the level was released, left to expire, or handed over. If so, the drop does
     /// nothing.
     is_ended: bool,
-    /// The minimum level, which keeps the lock taken for [at least](Self::at_least) a time, and the
-    /// end of that time. The thread took this level before the level of the guard.
+    /// The minimum level, which keeps the lock until the minimum time is over (see
+    /// [`at_least`](Self::at_least)), and the end of the minimum time. The thread took this level before the level of the guard.
     minimum_level: Option<Box<(Self, u64)>>,
 }
 

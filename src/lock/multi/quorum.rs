@@ -53,7 +53,8 @@ pub(super) fn acquire(
         }
         if levels.held.len() >= needed {
             if !levels.remaining().is_zero() {
-                // A client may have connected only now, to the same server as another client.
+                // The client of one of these locks may have connected only now, to a server that
+                // another of these locks uses. That server would then have two votes.
                 vote_apart(levels.held.iter().map(|held| &held.handle))?;
                 return Ok(Some(levels));
             }
