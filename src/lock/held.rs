@@ -37,7 +37,8 @@ pub struct HeldLock {
     /// nothing.
     is_ended: bool,
     /// The minimum level, which keeps the lock until the minimum time is over (see
-    /// [`at_least`](Self::at_least)), and the end of the minimum time. The thread took this level before the level of the guard.
+    /// [`at_least`](Self::at_least)), and the end of the minimum time. The thread took this level
+    /// before the level of the guard.
     minimum_level: Option<Box<(Self, u64)>>,
 }
 
