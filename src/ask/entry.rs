@@ -118,8 +118,9 @@ pub(crate) struct Inbox<D> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ReceivedGrant<D> {
     /// The time of the grant, on the server's clock, in ms.
-    pub(crate) now: u64,
-    pub(crate) received: u64,
+    pub(crate) server_time: u64,
+    /// The time at which the message arrived, on the process's clock.
+    pub(crate) received_at: u64,
     pub(crate) lease: Duration,
     pub(crate) details: D,
 }
@@ -392,12 +393,12 @@ impl<D> EntryMachine<D> {
         if must_ask {
             self.ask_at = 0;
         }
-        let ReceivedGrant { now: server, received, lease, details } = grant?;
+        let ReceivedGrant { server_time, received_at, lease, details } = grant?;
         // If the grant is not valid, or if the gate does not admit it, the owner asks the server
         // next.
         self.ask_at = 0;
         // Return `None` if a reply from after this grant says that the owner is not the holder.
-        let granted_at = self.exchanges.granted_at(server)?;
+        let granted_at = self.exchanges.granted_at(server_time)?;
         if collector.needs_reply {
             self.granted_by_message = Some(details);
             return None;
@@ -406,7 +407,8 @@ impl<D> EntryMachine<D> {
         if asked.incarnation != collector.incarnation {
             return None;
         }
-        let asked = Asked { at: granted_at.min(received), ..asked };
+        // From here on, `at` is the time of the grant, from which the lease counts.
+        let asked = Asked { at: granted_at.min(received_at), ..asked };
         // Of the granted lease and the wanted lease, the shorter one applies, because a renewal
         // will set the hold to the wanted lease.
         if now >= deadline(asked.at, lease.min(collector.lease)) {

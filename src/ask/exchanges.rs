@@ -55,7 +55,8 @@ pub(crate) struct Asked {
     /// the server granted the hold, the release may report the hold as lost although it was not
     /// lost. The release never fails to report a loss.
     pub(crate) incarnation: u64,
-    /// The time on the process's own clock in nanoseconds. (In this file all times are on this
+    /// The time on the process's own clock in nanoseconds, from which the lease of the grant counts.
+    /// For a grant by message, this is the time of the grant. (In this file all times are on this
     /// clock, except the server's times.)
     pub(crate) at: u64,
 }

@@ -183,10 +183,10 @@ impl Tenancy {
     /// Takes over the hold of `again`, the tenancy that the thread got after a wait on a condition.
     /// Returns the earlier hold, which the caller must not drop under a mutex.
     ///
-    /// During the wait, the tenancy has stepped down but has not ended. Its guards report
-    /// "released", and callbacks can still be registered. The tenancy cannot be lost during the
-    /// wait: a loss is reported to a tenancy only by the thread that takes it out of its seat, and
-    /// here the tenancy's own thread has taken it out.
+    /// During the wait, the tenancy is [marked as left](Self::record_left) but has not ended. Its
+    /// guards report "released", and callbacks can still be registered. The tenancy cannot be lost
+    /// during the wait: a loss is reported to a tenancy only by the thread that takes it out of its
+    /// seat, and here the tenancy's own thread has taken it out.
     pub(crate) fn exchange(&self, again: &Self) -> Arc<Hold> {
         let exchanged =
             self.exchanged.get_or_init(|| Box::new(Mutex::new(Arc::clone(&self.first))));

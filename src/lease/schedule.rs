@@ -61,16 +61,16 @@ pub(crate) const KEEP_ALIVE_RETRY: u32 = 2;
 const _: () = {
     // All the constants above divide this lease.
     const LEASE: u64 = 1_000 * 3 * 64;
-    let patience = LEASE / REPLY_WAIT as u64;
-    let patience = patience + patience / REPLICA_WAIT as u64;
-    let attempts = 3 * patience + (1 + 2) * (LEASE / RETRY_AFTER);
+    let reply_wait = LEASE / REPLY_WAIT as u64;
+    let reply_wait = reply_wait + reply_wait / REPLICA_WAIT as u64;
+    let attempts = 3 * reply_wait + (1 + 2) * (LEASE / RETRY_AFTER);
     assert!(
         attempts + drift(LEASE) < LEASE - LEASE / RENEW_AFTER,
         "three attempts that each have no reply end before the deadline"
     );
     assert!(LEASE / EARLY_BY < LEASE / RENEW_AFTER, "a short hold costs no renewal");
     assert!(
-        (1 << MAX_DOUBLINGS) * (LEASE / RETRY_AFTER) < patience,
+        (1 << MAX_DOUBLINGS) * (LEASE / RETRY_AFTER) < reply_wait,
         "the longest pause costs no attempt"
     );
     assert!(

@@ -141,8 +141,9 @@ pub(crate) enum LeaveOutcome {
     StillHeld,
     /// The tenancy has ended, and other tenancies still share the hold.
     OthersStay,
-    /// The last tenancy has left this seat, and the next thread has the hold. The caller must wake
-    /// this thread, and the waiter that should be awake for the next pass.
+    /// The last tenancy has left this seat, and the next thread has the hold. The gate wakes
+    /// this thread, and the waiter that should be awake for the next pass, after it has released
+    /// its mutex.
     Passed(Box<Seat>, [Wake; 2]),
     /// The last tenancy has left this seat. The thread must release the hold, and then transfer
     /// the leadership. The leadership is `None` if another thread leads, or if the thread has left
@@ -310,9 +311,9 @@ impl<I> Order<I> {
         match self.side(mode).seat.as_mut().and_then(|seat| seat.end_level(tenancy, which)) {
             Some(LevelEnd::StillHeld) => LeaveOutcome::StillHeld,
             Some(LevelEnd::OthersStay) => {
-                // The tenancy steps down under the mutex, before the other tenants can leave.
-                // Otherwise the last tenant could leave first, and this tenancy's guard would
-                // report "held" although nobody has the lock.
+                // The tenancy is marked as left under the mutex, before the other tenants can
+                // leave. Otherwise the last tenant could leave first, and this tenancy's guard
+                // would report "held" although nobody has the lock.
                 tenancy.record_left();
                 LeaveOutcome::OthersStay
             }
@@ -355,8 +356,9 @@ impl<I> Order<I> {
     /// to the next thread of its line (`Hold::line`), and any other hold to the first waiter.
     fn pass(&mut self, left: &Seat, hold: &Arc<Hold>, now: u64) -> Option<[Wake; 2]> {
         let next = |thread: &Arc<Thread>| {
-            // The leaving thread's tenancy steps down before the next thread can see the pass. From
-            // then on, the guard of the leaving thread must not report that the lock is held.
+            // The leaving thread's tenancy is marked as left before the next thread can see the
+            // pass. From then on, the guard of the leaving thread must not report that the lock is
+            // held.
             left.tenancy.record_left();
             Arc::new(Tenancy::since(Arc::clone(hold), Arc::clone(thread), now))
         };

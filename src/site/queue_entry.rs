@@ -71,8 +71,8 @@ impl Recipient for Mailbox {
                     // the grant has no tokens. The owner sends a request, and the reply has tokens.
                     state.inbox.must_ask = true;
                 } else {
-                    let (lease, granted) = (grant.lease, grant.now);
-                    let grant = ReceivedGrant { now: granted, received: now, lease, details };
+                    let (server_time, lease) = (grant.now, grant.lease);
+                    let grant = ReceivedGrant { server_time, received_at: now, lease, details };
                     state.inbox.grant.get_or_insert(grant);
                 }
                 state

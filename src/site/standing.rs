@@ -21,9 +21,10 @@ impl Recipient for Arc<QueuedThread> {
                 if (grant.database, grant.lock) == (self.database, &*self.lock) =>
             {
                 let Some(details) = followers(grant.details) else { return true };
-                let (now, lease, received) = (grant.now, grant.lease, clock::now());
+                let (server_time, lease, received_at) = (grant.now, grant.lease, clock::now());
                 self.wake_with(|messages| {
-                    messages.grant.get_or_insert(ReceivedGrant { now, received, lease, details });
+                    let grant = ReceivedGrant { server_time, received_at, lease, details };
+                    messages.grant.get_or_insert(grant);
                 })
             }
             // The names `x` and `{x}` share one queue. A waiter for one of these names was granted

@@ -109,8 +109,8 @@ fn waits() -> EntryEvent {
 
 /// A grant message with this server time, received at this time of the process's clock, both in ms.
 fn message(server: u64, received: u64) -> ReceivedGrant<char> {
-    let (now, received) = (SERVER + server, received * MS);
-    ReceivedGrant { now, received, lease: PROVISIONAL, details: 'm' }
+    let (server_time, received_at) = (SERVER + server, received * MS);
+    ReceivedGrant { server_time, received_at, lease: PROVISIONAL, details: 'm' }
 }
 
 fn grant(server: u64, received: u64) -> Received {
@@ -385,7 +385,7 @@ fn a_grant_by_message_counts_from_the_last_exchange() {
         ("read after its end", sleeping(), message(600, 2_700), None),
         ("older than the queued reply", sleeping(), message(99, 700), None),
     ] {
-        let action = step(&mut entry, granted.received, reads([Received::Grant(granted)]));
+        let action = step(&mut entry, granted.received_at, reads([Received::Grant(granted)]));
         let counts = from.map_or(AT_ONCE, |from| counts(from, false, by_message()));
         assert_eq!(action, counts, "{what}");
     }

@@ -35,9 +35,9 @@ pub(super) struct OwnLink {
 impl OwnLink {
     /// Returns a link that is not open yet.
     pub(super) fn new(core: &Arc<Core>, node: &Arc<Node>) -> Self {
-        let patience = schedule::reply_wait(core.config.watchdog_timeout);
-        let patience = patience.min(node.endpoint.response_timeout());
-        let endpoint = node.endpoint.with_response_timeout(patience);
+        let reply_wait = schedule::reply_wait(core.config.watchdog_timeout);
+        let reply_wait = reply_wait.min(node.endpoint.response_timeout());
+        let endpoint = node.endpoint.with_response_timeout(reply_wait);
         let credentials_generation = endpoint.credentials_generation();
         let (core, node) = (Arc::clone(core), Arc::clone(node));
         Self { core, endpoint, link: None, unanswered: 0, credentials_generation, node }
@@ -95,15 +95,15 @@ impl OwnLink {
 
     /// Like [`exchange`](Self::exchange), but never sends the commands a second time.
     fn exchange_once(&mut self, commands: &[Command], within: Option<Duration>) -> Vec<Outcome> {
-        let (begun, patience) = (Instant::now(), self.reply_wait());
+        let (begun, reply_wait) = (Instant::now(), self.reply_wait());
         match self.link() {
             Ok(link) => {
                 let (receivers, replies) = replies_to(commands);
                 let batch = commands.iter().cloned().zip(receivers);
                 let batch = batch.map(|(command, receiver)| (command, receiver, true));
                 let done = link.send(batch).and_then(|()| {
-                    let within = within.map_or(patience, |within| link.at_least(within));
-                    link.read_awaited_within(within.min(patience))
+                    let within = within.map_or(reply_wait, |within| link.at_least(within));
+                    link.read_awaited_within(within.min(reply_wait))
                 });
                 if done.is_err() || link.is_wrong_server() {
                     self.link = None;
@@ -115,8 +115,8 @@ impl OwnLink {
             Err(failure) => {
                 // The limit includes the time of the failed attempt to connect. Otherwise one
                 // exchange would wait twice for a server that does not answer.
-                let within = within.map_or(patience, |it| it.max(self.core.round_trip() * 4));
-                self.exchange_over_lanes(commands, begun + within.min(patience), &failure)
+                let within = within.map_or(reply_wait, |it| it.max(self.core.round_trip() * 4));
+                self.exchange_over_lanes(commands, begun + within.min(reply_wait), &failure)
             }
         }
     }
@@ -169,14 +169,14 @@ impl OwnLink {
     /// slow server.
     fn reply_wait(&self) -> Duration {
         let longest = self.endpoint.response_timeout();
-        let patience =
+        let reply_wait =
             self.core.shortest_reply_wait().max(self.core.round_trip().saturating_mul(4));
         let doubled = 1_u32 << self.unanswered.saturating_sub(1).min(MAX_DOUBLINGS);
-        patience.saturating_mul(doubled).min(longest)
+        reply_wait.saturating_mul(doubled).min(longest)
     }
 
     fn link(&mut self) -> Result<&mut Link, Failure> {
-        let patience = self.reply_wait();
+        let reply_wait = self.reply_wait();
         let generation = self.endpoint.credentials_generation();
         if std::mem::replace(&mut self.credentials_generation, generation) != generation {
             // The connection was opened with credentials that expire soon: open a new connection.
@@ -185,7 +185,7 @@ impl OwnLink {
         self.link.take_if(|link| !link.check_alive());
         match &mut self.link {
             Some(link) => Ok(link),
-            none => Ok(none.insert(Link::open(&self.endpoint.with_response_timeout(patience))?)),
+            none => Ok(none.insert(Link::open(&self.endpoint.with_response_timeout(reply_wait))?)),
         }
     }
 }

@@ -28,8 +28,8 @@ impl Renewer {
     pub(super) fn renew_each(&mut self, mut renewals: Vec<Renewal>) {
         if !self.catch_panic(|renewer| renewer.send_renewals(&mut renewals)) {
             let (now, cause) = (clock::now(), self.panicked().cause().error.to_string().into());
-            for due in &renewals {
-                self.catch_panic(|_| (due.renewed)(now, Err(&cause), false));
+            for renewal in &renewals {
+                self.catch_panic(|_| (renewal.renewed)(now, Err(&cause), false));
             }
             self.query_again_at = Some(now.saturating_add(QUERY_RETRY));
         }
@@ -38,7 +38,8 @@ impl Renewer {
     /// Sends renewals, the longest lease first. Each length of a lease needs its own script call.
     /// Many calls share a packet.
     fn send_renewals(&mut self, renewals: &mut [Renewal]) {
-        let sort = |due: &Renewal| (std::cmp::Reverse(due.lease), due.kind, due.longer);
+        let sort =
+            |renewal: &Renewal| (std::cmp::Reverse(renewal.lease), renewal.kind, renewal.longer);
         renewals.sort_by_key(sort);
         let names_per_call = self.names_per_call;
         let same = renewals.chunk_by(|one, other| sort(one) == sort(other));
@@ -60,60 +61,64 @@ impl Renewer {
     fn renew(&mut self, calls: &[&[Renewal]]) {
         let sent_at = clock::now();
         // A lease of zero makes the call a query, which changes nothing.
-        let lease = |call: &[Renewal]| call.first().and_then(|due| due.lease).unwrap_or_default();
-        let longer = |call: &[Renewal]| call.first().map_or(Longer::Kept, |due| due.longer);
-        let kind = |call: &[Renewal]| call.first().map_or(RenewalKind::Locks, |due| due.kind);
+        let lease =
+            |call: &[Renewal]| call.first().and_then(|renewal| renewal.lease).unwrap_or_default();
+        let longer = |call: &[Renewal]| call.first().map_or(Longer::Kept, |renewal| renewal.longer);
+        let kind =
+            |call: &[Renewal]| call.first().map_or(RenewalKind::Locks, |renewal| renewal.kind);
         let acks = schedule::acks(&self.core.config);
         let commands: Vec<_> = calls
             .iter()
             .map(|call| {
-                let holds = call.iter().map(|due| (&*due.key, &due.owner, due.asks_if_wanted));
+                let holds = call
+                    .iter()
+                    .map(|renewal| (&*renewal.key, &renewal.owner, renewal.asks_if_wanted));
                 // A query writes nothing, so it does not wait for replicas.
                 let acks = acks.filter(|_| !lease(call).is_zero());
                 scripts::renewal::renew_command(kind(call), holds, lease(call), longer(call), acks)
             })
             .collect();
-        let raises = calls.iter().copied().flatten().any(|due| due.is_raise);
+        let raises = calls.iter().copied().flatten().any(|renewal| renewal.is_raise);
         let (outcomes, resent) =
             self.own.exchange(&commands, raises.then_some(schedule::RAISE_TIMEOUT));
         let address = self.own.endpoint.health().address();
         let (mut unanswered, mut refused) = (false, false);
         let (mut accepted, mut refusals) = (Vec::new(), Vec::new());
-        let mut report = |due: &Renewal, renewed: RenewalOutcome<'_>| {
-            (due.renewed)(sent_at, renewed, resent);
+        let mut report = |renewal: &Renewal, renewed: RenewalOutcome<'_>| {
+            (renewal.renewed)(sent_at, renewed, resent);
             // The renewer repeats only queries. The watchdog repeats a failed renewal.
-            unanswered |= due.lease.is_none() && renewed.is_err();
+            unanswered |= renewal.lease.is_none() && renewed.is_err();
         };
         for (call, outcome) in calls.iter().zip(outcomes) {
             let is_refused =
                 matches!(outcome, Err(Failure::Refused(_) | Failure::Unacknowledged(..)));
-            let mut refuse = |due: &Renewal, cause: &Arc<str>| {
-                if due.lease.is_some() {
-                    refusals.push((Arc::clone(&due.key), due.deadline, Arc::clone(cause)));
+            let mut refuse = |renewal: &Renewal, cause: &Arc<str>| {
+                if renewal.lease.is_some() {
+                    refusals.push((Arc::clone(&renewal.key), renewal.deadline, Arc::clone(cause)));
                 }
             };
             let replies = scripts::renewal::renewed(kind(call), outcome, &address)
                 .map_err(Trouble::into_error);
             let cause = match replies {
                 Ok(replies) if replies.len() == call.len() => {
-                    for (due, reply) in call.iter().zip(replies) {
+                    for (renewal, reply) in call.iter().zip(replies) {
                         match reply {
                             Renewed::Done(held, is_wanted) => {
-                                if due.lease.is_some() {
-                                    accepted.push(Arc::clone(&due.key));
+                                if renewal.lease.is_some() {
+                                    accepted.push(Arc::clone(&renewal.key));
                                 }
-                                report(due, Ok((held, is_wanted)));
+                                report(renewal, Ok((held, is_wanted)));
                             }
                             Renewed::Failed(refusal) => {
                                 refused = true;
                                 let cause = format!("{refusal:#}").into();
-                                refuse(due, &cause);
-                                report(due, Err(&cause));
+                                refuse(renewal, &cause);
+                                report(renewal, Err(&cause));
                             }
                             Renewed::Unacknowledged(unacknowledged) => {
                                 let cause = format!("{unacknowledged:#}").into();
-                                refuse(due, &cause);
-                                report(due, Err(&cause));
+                                refuse(renewal, &cause);
+                                report(renewal, Err(&cause));
                             }
                         }
                     }
@@ -122,11 +127,11 @@ impl Renewer {
                 Ok(_) => "the server answered for other names than were asked for".into(),
                 Err(error) => format!("{error:#}").into(),
             };
-            for due in *call {
+            for renewal in *call {
                 if is_refused {
-                    refuse(due, &cause);
+                    refuse(renewal, &cause);
                 }
-                report(due, Err(&cause));
+                report(renewal, Err(&cause));
             }
         }
         self.log_refusals(&address, &accepted, refusals);

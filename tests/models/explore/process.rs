@@ -337,8 +337,8 @@ impl Process {
             Heard::Message(Message::Grant { now: granted, token, .. }) => {
                 let is_receipt = terms.flaw == Some(Flaw::CountsFromReceipt);
                 wait.inbox.grant.get_or_insert(ReceivedGrant {
-                    now: if is_receipt { u64::MAX } else { granted as u64 },
-                    received: now,
+                    server_time: if is_receipt { u64::MAX } else { granted as u64 },
+                    received_at: now,
                     lease: Duration::from_millis(2_000),
                     details: token,
                 });

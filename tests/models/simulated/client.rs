@@ -430,8 +430,8 @@ impl Process {
                 let holds = |hold: &Hold| hold.number == number && hold.is_registered;
                 if waits {
                     let granted = ReceivedGrant {
-                        now: granted,
-                        received: nanos(now),
+                        server_time: granted,
+                        received_at: nanos(now),
                         lease: Duration::from_millis(lease as u64),
                         details: Details { chain, token },
                     };
