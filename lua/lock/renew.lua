@@ -53,7 +53,8 @@ end
 
 -- Returns whether another owner waits for the lock: a redlatch process or a fair lock's thread in a
 -- queue, or a Redisson client, which listens to the public channel. A queue or channel that the
--- script may not read is treated as empty.
+-- script may not read is treated as empty. is_tagged: whether the name has a hash tag of its own,
+-- and so its keys have another form.
 local function is_wanted(key, is_read_write)
     local is_tagged = string.find(key, '{', 1, true)
     local name, separator = is_tagged and key or '{' .. key .. '}', is_tagged and '_tagged:' or ':'

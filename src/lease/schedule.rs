@@ -137,6 +137,7 @@ pub(crate) enum RenewalProgress {
     Failed { failed: u32, again: u64 },
 }
 
+/// When the next renewal or query is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Due {
     pub(crate) at: u64,
@@ -162,9 +163,9 @@ impl RenewalState {
             (self.taken_at.saturating_add(after), lease)
         } else if let Some(watched) = watched {
             let lease = clock::nanos(watched);
-            let grid = (lease / EARLY_BY).max(MS);
+            let step = (lease / EARLY_BY).max(MS);
             let left = lease / RENEW_AFTER * (RENEW_AFTER - 1);
-            (self.deadline.saturating_sub(left) / grid * grid, watched)
+            (self.deadline.saturating_sub(left) / step * step, watched)
         } else {
             return end;
         };

@@ -317,6 +317,7 @@ impl<I> Order<I> {
                 tenancy.record_left();
                 LeaveOutcome::OthersStay
             }
+            // The level was the last level of the seat.
             None => self.leave_seat(mode, tenancy, now),
         }
     }

@@ -123,6 +123,7 @@ impl Once<'_> {
         }
     }
 
+    /// Asks the server for its time, from which the client computes the server's time later.
     fn learn(&self, route: &Route) -> Result<(), Trouble> {
         let reply = call(route, &Command::plain(&[b"TIME"]), self.rights)?;
         let number = |part: &Value| match part {

@@ -382,6 +382,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     signal => Ok(signal),
                 };
             }
+            // After a slow poll, the thread sends no request. It only ends expired holds.
             // If the sleep ends with an error, the next pass of the loop finds the error.
             let until = wait.end_of_sleep(slow_poll().min(at_most));
             let _error = self.claim.sleeper(core, name).sleep_once(until);

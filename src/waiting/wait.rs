@@ -41,6 +41,7 @@ pub struct Wait<'a> {
     pub(super) is_usual: bool,
 }
 
+/// The limit of a wait.
 #[derive(Clone, Copy, Debug)]
 enum Patience {
     /// One attempt, with a time limit if there is one.
