@@ -285,7 +285,7 @@ impl Lane {
         }
         // If the server accepts no bytes now, do not wait. The next call writes them.
         if reads && (!combiner.has_unwritten() || patience.is_zero()) {
-            combiner.on_link(|link| link.read_all(patience));
+            combiner.on_link(|link| link.read_all(patience + link.wait_lateness()));
         }
         drop(combiner);
         if !rest.is_empty() {

@@ -253,6 +253,11 @@ impl Link {
         self.acknowledgements.wait_left()
     }
 
+    /// Returns how late the next of these replies may be.
+    pub(super) fn wait_lateness(&self) -> Duration {
+        self.acknowledgements.lateness()
+    }
+
     fn deadline_in(&self, time: Duration) -> Instant {
         deadline_in(time.saturating_add(self.wait_left()))
     }
