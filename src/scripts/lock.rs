@@ -19,14 +19,14 @@ use super::{
 use crate::scripts::{LockKeys, Mode, Owner};
 
 // Each script consists of these files of `lua/`, one after the other.
-static ACQUIRE: LazyLock<CachedScript> = script!(takes;
+static ACQUIRE: LazyLock<CachedScript> = script!(takes; NUMBERS_OR_LIST;
     "lock/free.lua",
     "lock/queue_up.lua",
     LOCK_OWNER,
     "lock/acquire.lua"
 );
 /// Like `ACQUIRE`, but with the two scripts for the usual cases in reverse order.
-static ACQUIRE_HELD: LazyLock<CachedScript> = script!(takes;
+static ACQUIRE_HELD: LazyLock<CachedScript> = script!(takes; NUMBERS_OR_LIST;
     "lock/queue_up.lua",
     "lock/free.lua",
     LOCK_OWNER,

@@ -44,6 +44,8 @@ impl Replies {
     const NOTHING: u8 = 2;
     const A_TEXT: u8 = 4;
     const A_LIST: u8 = 8;
+    /// A text of numbers and spaces.
+    const SOME_NUMBERS: u8 = 16;
 
     /// An integer, or nil.
     pub const NUMBER: Self = Self(Self::A_NUMBER | Self::NOTHING);
@@ -51,10 +53,12 @@ impl Replies {
     pub const LIST: Self = Self(Self::A_LIST);
     /// An integer, nil or an array.
     pub const NUMBER_OR_LIST: Self = Self(Self::A_NUMBER | Self::NOTHING | Self::A_LIST);
+    /// An integer, nil, an array, or a text of numbers and spaces between them.
+    pub const NUMBERS_OR_LIST: Self = Self(Self::NUMBER_OR_LIST.0 | Self::SOME_NUMBERS);
     /// Any kind of reply, as to a plain command.
     const ALL: Self = Self(u8::MAX);
     /// All kinds of replies that a script can give in RESP2.
-    pub(crate) const ANY: Self = Self(Self::A_NUMBER | Self::NOTHING | Self::A_TEXT | Self::A_LIST);
+    pub(crate) const ANY: Self = Self(Self::NUMBERS_OR_LIST.0 | Self::A_TEXT);
 
     fn include(self, reply: &Value) -> bool {
         let kind = match reply {
@@ -62,12 +66,18 @@ impl Replies {
             Value::ServerError(_) => return true,
             Value::Int(_) => Self::A_NUMBER,
             Value::Nil => Self::NOTHING,
+            Value::BulkString(text) if is_numbers(text) => Self::SOME_NUMBERS | Self::A_TEXT,
             Value::BulkString(_) | Value::SimpleString(_) | Value::Okay => Self::A_TEXT,
             Value::Array(_) => Self::A_LIST,
             _ => return self == Self::ALL,
         };
         self.0 & kind != 0
     }
+}
+
+/// Whether a text has at least two numbers, and only digits and spaces.
+fn is_numbers(text: &[u8]) -> bool {
+    text.contains(&b' ') && text.iter().all(|byte| byte.is_ascii_digit() || *byte == b' ')
 }
 
 /// A check that the user has the rights that a request needs. The check runs inside the script of a
@@ -551,6 +561,24 @@ mod tests {
         assert_eq!(call.key(), Some(&b"key"[..]));
         assert_eq!(Command::plain(&[b"PTTL", b"a\r\nb"]).key(), Some(&b"a\r\nb"[..]));
         assert_eq!(Command::plain(&[b"TIME"]).key(), None);
+    }
+
+    /// After a reply of another command, all later replies may belong to other commands: a number
+    /// for one of them would count as a grant.
+    #[test]
+    fn only_a_text_of_numbers_fits_a_script_that_replies_with_numbers() {
+        static ASKS: LazyLock<CachedScript> =
+            LazyLock::new(|| CachedScript::new("return '1 2'").answers(Replies::NUMBERS_OR_LIST));
+        let call = Command::script(&ASKS, &[&b"key"[..]], &[]);
+        let text = |text: &str| Value::BulkString(text.into());
+        for reply in
+            [text("1700000000 5 2000 0 1"), Value::Int(0), Value::Nil, Value::Array(vec![])]
+        {
+            assert!(call.may_be_answered(&reply), "{reply:?}");
+        }
+        for reply in [Value::Okay, text(""), text("hi"), text("17"), text("1 a 2"), text("-1 2")] {
+            assert!(!call.may_be_answered(&reply), "{reply:?}");
+        }
     }
 
     #[test]
