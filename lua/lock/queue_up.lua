@@ -10,10 +10,11 @@
 -- the server as much as a command.)
 --
 -- RPUSH is the first write, because its reply shows whether any owner waits. If a later command is
--- refused, if the owner already had an entry, or if the lock has no time to live, the script
--- removes the new entry, and the rest of the script replies. So the script first checks that the
--- user may remove the entry. In a poll, a refused command does no harm, because a poll adds no
--- entry.
+-- refused, if the owner already had an entry, or if the first owner in the queue finds no usual time
+-- to live, the script removes the new entry, and the rest of the script replies. So the script first
+-- checks that the user may remove the entry. In a poll, a refused command does no harm, because a
+-- poll adds no entry. (A usual time to live is below 10^14 ms. Lua would write a longer time with an
+-- exponent.)
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 local holders = redis.pcall('hrandfield', KEYS[1], '2')
 local held_by = holders and holders[1]
@@ -21,7 +22,7 @@ local is_held = held_by and not holders[2] and held_by ~= ARGV[2]
     and string.sub(held_by, 15, 15) == '8' and string.find(held_by, '^:%d+$', 37)
 if is_held and ARGV[4] then
     local clock, left = redis.call('time'), redis.call('pttl', KEYS[1])
-    local place = left >= 0 and string.find(held_by, '^[%x-]+:')
+    local place = left >= 0 and left < 1e14 and string.find(held_by, '^[%x-]+:')
         and redis.call('lpos', KEYS[2], ARGV[2])
     if place then
         redis.call('pexpire', KEYS[2], '60000')
@@ -36,7 +37,7 @@ elseif is_held and redis.acl_check_cmd('lrem', KEYS[2], '', '') then
     if type(length) == 'number' then
         local place = length - 1
         local left = place == 0 and redis.pcall('pttl', KEYS[1])
-        if (place == 0 and type(left) == 'number' and left >= 0
+        if (place == 0 and type(left) == 'number' and left >= 0 and left < 1e14
             or place > 0 and redis.pcall('lpos', KEYS[2], ARGV[2]) == place)
             and redis.pcall('pexpire', KEYS[2], '60000') == 1 then
             -- This does the same as `send_wanted` in ../prelude.lua.
