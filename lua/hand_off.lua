@@ -177,7 +177,8 @@ end
 -- the lock is free, and `message` was published on the public channel; 3: as 0, and the chain ends,
 -- because no Redisson client listens; 5: as 0, 2 or 3, but the server refused the message. A chain
 -- is the time for which redlatch's processes have had the lock without a window. A grant gives the
--- chain's data to the new owner, whose release sends them back in `start_or_age` and `chain_count`.
+-- chain's data to the new owner, whose release sends them back. (It sends the count plus one, from
+-- which release.lua computes `chain_count`.)
 -- `start_or_age`: if above 0, the server's time in ms at which the chain began; otherwise minus the
 -- chain's age in ms. `chain_count`: the number of grants in this chain.
 local function hand_on(start_or_age, chain_count, message, grant)
