@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use redlatch::LockGuard;
 use redlatch_testkit::{Server, Worker};
 use tempfile::TempDir;
 
@@ -18,11 +19,13 @@ use crate::nemesis::{self, Nemesis};
 use crate::options::Options;
 use crate::report;
 use crate::store::{Store, Written};
-use crate::worker::Task;
+use crate::worker::{self, Task};
 use crate::world::{World, keys};
 
 /// The time that a worker may take to end while there is no fault.
 const END: Duration = Duration::from_secs(40);
+/// The time that the last call for a fair lock may take. The longest lease of the work is 20 s.
+const LAST_CALL: Duration = Duration::from_secs(20);
 
 /// A process and its task.
 pub(crate) struct Member {
@@ -277,8 +280,43 @@ fn is_kept(key: &str) -> bool {
     ["least-", "once-", "left-", "{several}-"].iter().any(|it| key.contains(it))
 }
 
+/// Takes and releases each fair lock of a round that still has a queue. A killed waiter's entry has
+/// no time to live. Only a later call for the same name removes the entry, and the workers use some
+/// names for a few seconds only.
+fn call_queued(world: &World, prefix: &str, found: &mut Findings) {
+    let queued = |(key, lasts): (String, i64)| {
+        let name = key.strip_prefix("redisson_lock_queue:{")?.strip_suffix('}')?;
+        (lasts == -1 && name.starts_with(prefix)).then(|| name.to_owned())
+    };
+    let all = world.masters().into_iter().flat_map(|it| keys(it, prefix).unwrap_or_default());
+    for name in all.filter_map(queued) {
+        let (begun, until) = (now(), Instant::now() + LAST_CALL);
+        let called = loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let called = worker::client(&world.url(0)).connect_lazy().and_then(|client| {
+                let taken = client.fair_lock(&name).try_lock_for(left);
+                let called =
+                    taken.and_then(|it| it.into_option().map(LockGuard::unlock).transpose());
+                client.shutdown();
+                called
+            });
+            if matches!(called, Ok(Some(()))) || left.is_zero() {
+                break called;
+            }
+            thread::sleep(Duration::from_millis(100));
+        };
+        if !matches!(called, Ok(Some(()))) {
+            let text = format!("{name} has a queue and was not taken in {LAST_CALL:?}: {called:?}");
+            let (check, from, to) = ("left over", begun, now());
+            found.violations.push(Violation { check, name, from, to, text });
+        }
+        found.count("fair locks that were called once more", 1);
+    }
+}
+
 /// Checks that a round leaves only permits, counts, tokens, and keys that expire.
 fn left_over(world: &World, prefix: &str, found: &mut Findings) {
+    call_queued(world, prefix, found);
     for server in world.masters() {
         // If a server has just failed, the next round checks it.
         for (key, lasts) in keys(server, prefix).unwrap_or_default() {

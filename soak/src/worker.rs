@@ -8,7 +8,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
-use redlatch::Client;
+use redlatch::{Client, ClientBuilder};
 use redlatch_testkit::Job;
 
 use crate::clock::{ms, now};
@@ -126,16 +126,19 @@ pub(crate) fn run(job: &Job) -> ! {
     job.done()
 }
 
+/// Returns a builder with the settings of the soak's clients.
+pub(crate) fn client(url: &str) -> ClientBuilder {
+    Client::builder(url)
+        .watchdog_timeout(WATCHDOG)
+        .response_timeout(RESPONSE)
+        .connect_timeout(Duration::from_millis(1500))
+        .failover_timeout(Duration::from_secs(20))
+}
+
 /// Connects. The server may have a fault now, so the call tries again.
 fn connect(url: &str) -> Client {
     loop {
-        let connected = Client::builder(url)
-            .watchdog_timeout(WATCHDOG)
-            .response_timeout(RESPONSE)
-            .connect_timeout(Duration::from_millis(1500))
-            .failover_timeout(Duration::from_secs(20))
-            .connect();
-        match connected {
+        match client(url).connect() {
             Ok(client) => return client,
             Err(_) => thread::sleep(Duration::from_millis(100)),
         }
