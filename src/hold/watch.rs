@@ -13,6 +13,7 @@ use redlatch_client::pubsub::Tracked;
 use redlatch_client::sync::{Mutex, clock};
 
 use super::hold::Hold;
+use crate::config::Config;
 use crate::error::LostReason;
 use crate::lease::schedule::{RAISE_AFTER, RenewalProgress, RenewalState, TRACK_AFTER};
 use crate::lease::{Alarm, Renewal, RenewalOutcome, Task};
@@ -106,6 +107,16 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         let (hold, lease) = self.with_hold(|renewing| {
             let lease = renewing.state.next(&self.core().config, now).lease;
             (Arc::clone(&renewing.hold), renewing.record_sent(lease, now))
+        })?;
+        Some(self.renewal(hold, lease))
+    }
+
+    /// Returns a query whether the server has the hold, and whether others wait if the hold wants
+    /// to know. If a renewal is due, returns the renewal, whose reply says the same.
+    fn query_or_renewal(self: &Arc<Self>) -> Option<Renewal> {
+        let (hold, lease) = self.with_hold(|renewing| {
+            let hold = Arc::clone(&renewing.hold);
+            (hold, renewing.record_due(&self.core().config, clock::now()))
         })?;
         Some(self.renewal(hold, lease))
     }
@@ -205,10 +216,8 @@ impl<T: Leaseholder> Task for T {
         self.alarm().lock().take_if(|alarm| alarm.due() <= now);
         self.track(now);
         let renewing = self.with_hold(|renewing| {
-            let due = renewing.state.next(&self.core().config, now);
-            let lease = due.lease.filter(|_| due.at <= now);
-            let looks = renewing.hold.look_at() <= now;
-            (Arc::clone(&renewing.hold), renewing.record_sent(lease, now), looks)
+            let (hold, looks) = (Arc::clone(&renewing.hold), renewing.hold.look_at() <= now);
+            (hold, renewing.record_due(&self.core().config, now), looks)
         });
         let Some((hold, lease, looks)) = renewing else {
             // Set an alarm for the next hold now. Then the thread that gets the next hold does not
@@ -249,6 +258,12 @@ impl Renewing<'_> {
             return u64::MAX;
         }
         self.state.taken_at.saturating_add(TRACK_AFTER)
+    }
+
+    /// If a renewal is due, [marks it as sent](Self::record_sent), and returns its lease.
+    fn record_due(self, config: &Config, now: u64) -> Option<Duration> {
+        let due = self.state.next(config, now);
+        self.record_sent(due.lease.filter(|_| due.at <= now), now)
     }
 
     /// Marks a renewal as sent, and returns its lease, which the caller must send. Returns `None`

@@ -12,7 +12,6 @@ use redlatch_client::sync::clock;
 use super::site::Site;
 use crate::hold::{Hold, Leaseholder, Seat, Tenancy};
 use crate::lease::schedule::RenewalProgress;
-use crate::runtime::Member;
 use crate::scripts::renewal::{self, RenewalKind, StillHeld};
 use crate::scripts::{self, Owner, Trouble};
 
@@ -23,7 +22,7 @@ impl Site {
     pub(super) fn watch(self: &Arc<Self>, tenancy: &Tenancy) {
         self.arm();
         if self.route.incarnation() != tenancy.hold().asked.incarnation {
-            Arc::clone(self).ask_now();
+            self.send_early_renewal();
         }
     }
 
@@ -123,6 +122,11 @@ impl Site {
 }
 
 impl Site {
+    /// Renews the hold in the seat at once, because the server may have lost it.
+    fn send_early_renewal(self: &Arc<Self>) {
+        self.core.watchdog.renew_now(self.early_renewal().into_iter().collect());
+    }
+
     fn tracked_owner(&self) -> Option<Owner> {
         self.gate.hold().filter(|hold| hold.is_tracked()).map(|hold| hold.owner)
     }
@@ -136,14 +140,13 @@ impl Tracked for Site {
             // A change of the key is only a hint that the hold may be lost. If the hold was
             // released in the meantime, the client need not query the server about it.
             if *reply != Value::Int(1) && self.tracked_owner().is_some() {
-                self.ask_now();
+                self.send_early_renewal();
             }
         });
         Some(HoldQuery { command, answered })
     }
 
-    fn ask_now(self: Arc<Self>) {
-        let core = Arc::clone(&self.core);
-        core.watchdog.renew_now(self.renew_now());
+    fn ask_if_wanted(self: Arc<Self>) {
+        self.core.watchdog.renew_now(self.query_or_renewal().into_iter().collect());
     }
 }

@@ -11,7 +11,7 @@ use redlatch::{Client, Lock, LockGuard, OwnedLockGuard};
 use redlatch_testkit::Server;
 
 use crate::common::{
-    HOUR, LONG_LEASE, SHORT_LEASE, TIME_UNIT, TIMEOUT, channel, client, has_own_process,
+    Commands, HOUR, LONG_LEASE, SHORT_LEASE, TIME_UNIT, TIMEOUT, channel, client, has_own_process,
     own_channel, server, spawn, wait_in_line, wait_subscribed, wait_until, watched,
     without_room_for_threads,
 };
@@ -216,16 +216,24 @@ fn a_holder_asks_again_when_it_may_have_missed_a_message() {
         wait_unsaid(&server, "redlatch_queue:{missed}");
         thread::sleep(TIME_UNIT);
         let looked_before = calls.so_far() == 0;
-        let renewed = || client.snapshot().counts.renewed;
-        let before = renewed();
+        wait_until("both holds are tracked", TIMEOUT, || {
+            let stats: String =
+                redis::cmd("INFO").arg("stats").query(&mut server.connection()).unwrap();
+            stats.contains("tracking_total_keys:2\r")
+        });
+        let before = Commands::so_far(&server);
         let mut redis = server.connection();
         let _: usize =
             redis::cmd("CLIENT").arg(&["KILL", "TYPE", "pubsub"]).query(&mut redis).unwrap();
         calls.wait(1);
         let _: usize = redis.del("redlatch_queue:{missed}").unwrap();
         if looked_before {
-            wait_until("the hold is renewed", TIMEOUT, || renewed() > before);
-            assert_eq!(renewed(), before + 1, "the quiet hold asks nothing");
+            // The new connection queries both tracked keys.
+            let queries = || Commands::so_far(&server).of("hexists") - before.of("hexists");
+            wait_until("the holder and the subscriber ask", TIMEOUT, || queries() >= 3);
+            let renewals = Commands::so_far(&server).of("pexpire") - before.of("pexpire");
+            assert_eq!(renewals, 0, "the holder asks, and does not renew its hold");
+            assert_eq!(queries(), 3, "the quiet hold asks nothing");
         }
         quiet.unlock().unwrap();
         looked_before

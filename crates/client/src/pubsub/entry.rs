@@ -183,7 +183,7 @@ impl ChannelEntry {
     /// confirmed the channel, and they may have missed messages. Called with no mutex held.
     pub(crate) fn ask_anew(&self) {
         let hearers: Vec<_> = self.state.lock().hearers.values().cloned().collect();
-        hearers.iter().filter_map(Weak::upgrade).for_each(Tracked::ask_now);
+        hearers.iter().filter_map(Weak::upgrade).for_each(Tracked::ask_if_wanted);
     }
 
     /// Notes that the connection has ended. This wakes no thread: the next confirmation wakes the
@@ -235,7 +235,7 @@ mod tests {
             None
         }
 
-        fn ask_now(self: Arc<Self>) {
+        fn ask_if_wanted(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
     }

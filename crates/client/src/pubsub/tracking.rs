@@ -39,9 +39,9 @@ pub trait Tracked: Send + Sync {
     /// Returns the query to send, or `None` if no hold needs tracking.
     fn hold_query(self: Arc<Self>) -> Option<HoldQuery>;
 
-    /// Makes the holds ask the server at once, because a message to them may have been missed.
-    /// Called on a subscriber thread with no mutex held. Must not block.
-    fn ask_now(self: Arc<Self>) {}
+    /// Makes the holds ask the server at once whether others wait, because the message that says so
+    /// may have been missed. Called on a subscriber thread with no mutex held. Must not block.
+    fn ask_if_wanted(self: Arc<Self>) {}
 }
 
 /// A key, and a hold under it that has lasted for a while.
