@@ -223,8 +223,9 @@ impl Both {
         }
         let mut own_command = command.clone();
         (self.planted)(&mut own_command);
-        // A script may write its time in µs, and only this text shows the exact time.
-        let at = written(&keys.1, began..=ended).unwrap_or(began);
+        // A script may write its time in µs, or reply with it. Only these texts show the exact time.
+        let replied = || reply.as_ref().and_then(replied).filter(|it| (began..=ended).contains(it));
+        let at = written(&keys.1, began..=ended).or_else(replied).unwrap_or(began);
         let mut own = self.own(peer, at, &own_command);
         let own_reply = reply.is_some().then(|| own.remove(own.iter().position(is_reply).unwrap()));
         own.extend(self.own(1, began, &parts(&["PING"])).into_iter().filter(|it| !is_reply(it)));
@@ -335,6 +336,14 @@ fn written(value: &Value, range: RangeInclusive<i64>) -> Option<i64> {
         }
         _ => None,
     }
+}
+
+/// Returns the time, in µs, of a reply to a request that got a queue entry.
+fn replied(reply: &Value) -> Option<i64> {
+    let Value::BulkString(text) = reply else { return None };
+    let mut numbers = str::from_utf8(text).ok()?.split(' ').map(|it| it.parse::<i64>().ok());
+    let (seconds, micros) = (numbers.next()??, numbers.next()??);
+    seconds.checked_mul(1_000_000)?.checked_add(micros)
 }
 
 /// Returns the keys that a message reports as changed.
