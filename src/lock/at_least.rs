@@ -23,7 +23,7 @@ use crate::hold::{Tenancy, Terms};
 use crate::lock::{Handle, HeldLock, Variant};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
-use crate::site::GateOutcome;
+use crate::site::{GateOutcome, ROUNDING};
 use crate::waiting::Wait;
 
 impl HeldLock {
@@ -37,7 +37,7 @@ impl HeldLock {
         handle.terms().check(&handle.site.name)?;
         // The first level's lease is at least as long as the second level's lease. Otherwise the
         // hold could end before the watchdog extends its lease.
-        let lease = least.max(handle.terms().lease()).max(Duration::from_millis(1));
+        let lease = least.saturating_add(ROUNDING).max(handle.terms().lease());
         let first = handle.varied(Variant::On(Terms::fixed(lease).leaving_to_expire()));
         let Some(tenancy) = take(first.clone(), wait)? else { return Ok(None) };
         // The minimum time counts from now. The lease at the server began earlier, when the server

@@ -25,6 +25,10 @@ use crate::hold::{Hold, Tenancy};
 use crate::lease::Cleanup;
 use crate::scripts::Chain;
 
+/// How much earlier than asked a lease may end at the server: the client and the server each round a
+/// time down to whole milliseconds.
+pub(crate) const ROUNDING: Duration = Duration::from_millis(2);
+
 impl Site {
     /// Raises the lease of a hold to the lease of its terms, before a thread leaves the hold to
     /// expire. (A hold that another process has just handed on has a lease of only 2 s.) If the
@@ -60,9 +64,11 @@ impl Site {
             let (core, name) = (&site.core, &*site.name);
             let is_over = rest.is_zero();
             let command = match (&kept.line, is_over) {
-                (None, false) => scripts.keep_command(owner, rest),
+                (None, false) => scripts.keep_command(owner, rest.saturating_add(ROUNDING)),
                 (None, true) => scripts.give_up_command(&owner.text(), Chain::default()),
-                (Some(line), false) => line.keep_command(core, name, owner, rest),
+                (Some(line), false) => {
+                    line.keep_command(core, name, owner, rest.saturating_add(ROUNDING))
+                }
                 (Some(line), true) => line.give_up_command(core, name, owner),
             };
             (command, is_over)

@@ -16,6 +16,7 @@ mod wanted;
 
 pub(crate) use crate::order::LockNeed;
 pub(crate) use gate::{Gate, GateOutcome};
+pub(crate) use keep::ROUNDING;
 pub(crate) use queue_entry::QueueEntry;
 pub(crate) use site::{Leaving, Site};
 pub(crate) use together::{AllAsked, ask_for_all, go_together, leave_all};

@@ -105,7 +105,7 @@ pub(crate) fn after_a_grant(proxy: &Proxy, shots: usize, action: Action) {
         false
     });
     proxy.on(Direction::Request, shots, action, move |bytes| {
-        let is_long = contains(bytes, "\r\n3600000\r\n") || contains(bytes, "\r\n359");
+        let is_long = contains(bytes, "\r\n360000") || contains(bytes, "\r\n359");
         is_long && granted.load(Ordering::SeqCst)
     });
 }

@@ -6,6 +6,7 @@ use redlatch_testkit::{Job, Worker};
 
 over_all_kinds! {
     a_release_before_the_least_time_leaves_it_taken_until_then
+    the_least_time_is_not_a_millisecond_short
     work_that_takes_longer_keeps_it_and_its_end_releases_it
     no_least_time_is_an_ordinary_lock
     an_error_leaves_it_free_though_the_server_has_it_for_the_least_time
@@ -40,6 +41,27 @@ fn a_release_before_the_least_time_leaves_it_taken_until_then(kind: Kind) {
         assert!(is_taken || begun.elapsed() >= LEAST);
         client.shutdown();
         let guard = theirs.lock().unwrap();
+        let took = begun.elapsed();
+        assert!(took >= LEAST, "{took:?}");
+        guard.unlock().unwrap();
+    }
+    leaves_nothing(&server);
+}
+
+/// The server counts leases in whole milliseconds.
+fn the_least_time_is_not_a_millisecond_short(kind: Kind) {
+    const LEAST: Duration = Duration::from_micros(9_900);
+    let server = server();
+    let (client, other) = (client(&server), another(&server));
+    let (lock, theirs) = ((kind.least)(&client, "exact", LEAST), kind.make(&other, "exact"));
+    for _ in 0..40 {
+        let begun = Instant::now();
+        lock.lock().unwrap().unlock().unwrap();
+        let guard = loop {
+            if let Some(guard) = theirs.try_lock().unwrap().into_option() {
+                break guard;
+            }
+        };
         let took = begun.elapsed();
         assert!(took >= LEAST, "{took:?}");
         guard.unlock().unwrap();
