@@ -476,8 +476,9 @@ impl<L: ?Sized, O> LockGuard<L, O> {
 }
 
 impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
-    /// Takes the lock. Returns `None` if the wait ended before the grant.
-    #[inline]
+    /// Takes the lock. Returns `None` if the wait ended before the grant. (Inlined, because the
+    /// guard is large and would be moved once more for each re-entry.)
+    #[inline(always)]
     fn attempt<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Option<Self>, Error> {
         let Some(mut held) = Lock::acquire(lock, &O::thread(), wait)? else { return Ok(None) };
         each!(&mut held, held => held.leave_minimum_level());

@@ -77,6 +77,7 @@ impl HeldLock {
     /// Leaves the minimum level to expire. The caller calls this when all locks that it takes
     /// together are granted. (If the lock is already lost, this does nothing, and the guard reports
     /// the loss.)
+    #[inline]
     pub(super) fn leave_minimum_level(&mut self) {
         if let Some(minimum_level) = self.minimum_level.take() {
             let (level, until) = *minimum_level;

@@ -31,18 +31,31 @@ impl Site {
         which: Option<HoldLevel>,
         how: Leaving,
     ) -> Result<(), Error> {
-        let left = self.step_out(tenancy, which, how)?;
-        if let LeaveOutcome::StillHeld = left {
-            return Ok(());
+        Error::if_forked(&self.name)?;
+        match self.end_level(tenancy, which, how) {
+            (LeaveOutcome::StillHeld, true) => Ok(()),
+            (left, was_held) => self.leave_seat(tenancy, left, was_held, how),
         }
+    }
+
+    /// Does the rest of [`leave`](Self::leave) if the tenancy has left its seat, or was lost
+    /// before. (Not inlined, because most calls only end a re-entry.)
+    #[inline(never)]
+    fn leave_seat(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        left: LeaveOutcome,
+        was_held: bool,
+        how: Leaving,
+    ) -> Result<(), Error> {
+        let left = self.check_left(tenancy, left, was_held)?;
         let done = self.finish_leaving(left, |hold| self.release_last(hold, how));
         self.tell_end(tenancy, done.map(drop))
     }
 
     /// Ends one level of a tenancy in this process. The caller must then
     /// [finish](Self::finish_leaving) the rest of the work. Returns an error if the tenancy's hold
-    /// was lost or released before. (Inlined, because most calls only end a re-entry.)
-    #[inline(always)]
+    /// was lost or released before.
     pub(super) fn step_out(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
@@ -50,6 +63,19 @@ impl Site {
         how: Leaving,
     ) -> Result<LeaveOutcome, Error> {
         Error::if_forked(&self.name)?;
+        let (left, was_held) = self.end_level(tenancy, which, how);
+        self.check_left(tenancy, left, was_held)
+    }
+
+    /// Ends one level of a tenancy at the gate. The `bool` says whether the hold was held until
+    /// now.
+    #[inline]
+    fn end_level(
+        self: &Arc<Self>,
+        tenancy: &Arc<Tenancy>,
+        which: Option<HoldLevel>,
+        how: Leaving,
+    ) -> (LeaveOutcome, bool) {
         // If the leaving tenant wanted the hold for longer than the other tenants, the hold may now
         // end earlier.
         let shared_until = (self.mode == Mode::Read).then(|| tenancy.hold().deadline());
@@ -61,10 +87,7 @@ impl Site {
         if shared_until.is_some_and(|until| tenancy.hold().deadline() < until) {
             self.arm();
         }
-        match left {
-            (LeaveOutcome::StillHeld, true) => Ok(LeaveOutcome::StillHeld),
-            (left, was_held) => self.check_left(tenancy, left, was_held),
-        }
+        left
     }
 
     /// Returns `left`, or an error if the tenancy's hold was lost before. In that case, also cleans

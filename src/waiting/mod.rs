@@ -175,6 +175,7 @@ pub(crate) type EnterOf<S> = Enter<NeedOf<S>, GrantOf<S>, RequestStateOf<S>>;
 /// The server seems to be up if one of these requests was answered: another request of this call,
 /// any request over the same connection within the last second, or the last request of the leader
 /// behind which the thread queued.
+#[inline]
 pub(crate) fn acquire<S: Synchronizer>(
     synchronizer: &S,
     (core, name): (&Core, &Name),
