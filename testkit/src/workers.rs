@@ -347,15 +347,24 @@ impl Job {
 /// Waits for a condition that no event announces. Checks the condition every millisecond at first,
 /// and less often later.
 ///
+/// If the machine stands still, the threads that should make the condition true stand still, too.
+/// So the time between two checks counts as at most a second.
+///
 /// # Panics
 ///
 /// The condition is not true within the timeout. The message contains `what`.
 #[track_caller]
 pub fn wait_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> bool) {
-    let since = Instant::now();
+    let (mut waited, mut longest) = (Duration::ZERO, Duration::ZERO);
+    let mut checked = Instant::now();
     while !condition() {
-        let waited = since.elapsed();
-        assert!(waited < timeout, "waited {timeout:?} in vain until {what}");
+        let since = checked.elapsed();
+        checked += since;
+        (waited, longest) = (waited + since.min(Duration::from_secs(1)), longest.max(since));
+        assert!(
+            waited < timeout,
+            "waited {timeout:?} in vain until {what} (longest time between two checks: {longest:?})"
+        );
         // Check less often over time: hundreds of threads that check each millisecond would
         // overload a small machine.
         thread::sleep((waited / 8).clamp(Duration::from_millis(1), Duration::from_millis(20)));
