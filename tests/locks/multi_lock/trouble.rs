@@ -92,6 +92,9 @@ fn trouble_with_one_part_after_a_hand_over_leaves_none_taken() {
                 true => leased.lock().and_then(|guard| guard.leave_to_expire()),
             });
             wait_in_line(&there, "b", 1);
+            // A release skips a waiter whose client has not subscribed yet.
+            wait_subscribed(&there, &own_channel(b.id()));
+            waiter.wait_queued();
             after_a_grant(&proxy, usize::MAX, Action::LoseReply);
             held.unlock().unwrap();
             let called = waiter.join();
