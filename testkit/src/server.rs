@@ -24,7 +24,7 @@ use ports::Port;
 use process::{Process, Started};
 
 /// The time limit until a server answers.
-const START_BOUND: Duration = Duration::from_secs(10);
+const START_BOUND: Duration = Duration::from_secs(30);
 
 /// The reason why a server could not be started: a text with the attempts and with advice.
 #[derive(Clone, Debug)]
