@@ -568,11 +568,19 @@ mod tests {
 
     #[test]
     fn a_reply_as_a_text_has_the_servers_time_in_ms() {
-        let refused = acquired(Value::BulkString(b"1783728468 23456 2000 14 1".to_vec()));
-        let Ok(Acquired::Queued(refused)) = refused else { panic!("{refused:?}") };
-        assert_eq!((refused.now, refused.left), (1_783_728_468_023, Duration::from_secs(2)));
-        assert_eq!((refused.place, refused.by_redisson, refused.is_new), (14, false, true));
-        for text in ["", "OK", "1783728468 23456 2000 14", "1783728468 23456 -1 14 1"] {
+        for (text, now, is_new) in [
+            ("1783728468 23456 2000 14 1", 1_783_728_468_023, true),
+            ("1783728468 7 2000 14 0", 1_783_728_468_000, false),
+            ("1783728468 999999 2000 14 0", 1_783_728_468_999, false),
+        ] {
+            let refused = acquired(Value::BulkString(text.into()));
+            let Ok(Acquired::Queued(refused)) = refused else { panic!("{refused:?}") };
+            assert_eq!((refused.now, refused.left), (now, Duration::from_secs(2)), "{text:?}");
+            assert_eq!((refused.place, refused.by_redisson, refused.is_new), (14, false, is_new));
+        }
+        let no_time = format!("{} 0 2000 14 1", u64::MAX);
+        let wrong = ["", "OK", "1783728468 23456 2000 14", "1783728468 23456 -1 14 1", &no_time];
+        for text in wrong {
             assert!(acquired(Value::BulkString(text.into())).is_err(), "{text:?}");
         }
     }
