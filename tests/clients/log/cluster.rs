@@ -4,10 +4,9 @@ use super::*;
 
 #[test]
 fn the_move_of_a_held_locks_slot_is_logged_as_one_warning() {
-    if !has_own_process() {
+    if !has_own_log() {
         return;
     }
-    LOGGER.install();
     bound();
     let Ok(cluster) = Cluster::without_replicas() else {
         eprintln!("left out: no cluster can be had");
@@ -30,10 +29,9 @@ fn the_move_of_a_held_locks_slot_is_logged_as_one_warning() {
 /// client wakes the other.
 #[test]
 fn clients_of_a_cluster_with_other_channels_are_one_warning() {
-    if !has_own_process() {
+    if !has_own_log() {
         return;
     }
-    LOGGER.install();
     bound();
     let Ok(cluster) = Cluster::without_replicas() else {
         eprintln!("left out: no cluster can be had");

@@ -6,11 +6,7 @@ use super::*;
 #[test]
 fn ten_thousand_lost_holds_are_logged_as_one_line() {
     const HOLDS: usize = 10_000;
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let client = Client::builder(&server.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let lost = Arc::new(AtomicUsize::new(0));
     for at in 0..HOLDS {
@@ -37,11 +33,7 @@ fn ten_thousand_lost_holds_are_logged_as_one_line() {
 
 #[test]
 fn a_lease_that_ran_out_says_why() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let builder = || impatient(&server.url()).watchdog_timeout(SHORT_LEASE);
     let client = builder().connect().unwrap();
     // The hold is over when the first renewal is due.
@@ -75,11 +67,7 @@ fn a_lease_that_ran_out_says_why() {
 #[test]
 fn a_release_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
     const NAMES: usize = 20;
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     for connections in [1, 8] {
         let proxy = Proxy::before(&server);
         let client =
@@ -124,11 +112,7 @@ fn a_release_behind_a_call_that_outlasts_the_end_is_not_forgotten() {
 /// This happens, for example, if the server takes no writes because its replicas are gone.
 #[test]
 fn renewals_that_are_refused_are_one_warning_and_their_acceptance_is_one_line() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let mut redis = server.connection();
     let mut needs_replicas = |count: &str| {
         let mut set = redis::cmd("CONFIG");

@@ -20,6 +20,22 @@ use redis::Commands as _;
 use redlatch::{CancelToken, Client, ClientBuilder, ErrorKind, Lock};
 use redlatch_testkit::{Action, Cluster, Direction, Proxy, Server};
 
+/// Whether the calling test has its own process, as in [`has_own_process`]. If so, [`LOGGER`] keeps
+/// the lines of this process.
+fn has_own_log() -> bool {
+    let has_own_process = has_own_process();
+    if has_own_process {
+        LOGGER.install();
+    }
+    has_own_process
+}
+
+/// Starts a server for a test that [has its own log](has_own_log). Returns `None` if the test has
+/// passed in a process of its own.
+fn server_with_log() -> Option<Server> {
+    has_own_log().then(server)
+}
+
 /// Takes locks and loses each of them for a different reason. Each loss is a line of the log.
 fn lose(client: &Client, prefix: &str, locks: usize) {
     let lease = |at: usize| TIME_UNIT + Duration::from_micros(at as u64);
@@ -33,11 +49,7 @@ fn lose(client: &Client, prefix: &str, locks: usize) {
 
 #[test]
 fn a_logger_that_blocks_or_panics_stops_no_call_and_no_renewal() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let client = client(&server);
     let watched = watched(&server, SHORT_LEASE);
     let kept = watched.reentrant_lock("kept").lock().unwrap();
@@ -63,11 +75,7 @@ fn a_logger_that_blocks_or_panics_stops_no_call_and_no_renewal() {
 /// A process may have several clients.
 #[test]
 fn each_log_line_names_its_client() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let clients = [(); 2].map(|()| client(&server));
     for (client, name) in clients.iter().zip(["one", "other"]) {
         let guard = client.reentrant_lock(name).with_lease(TIME_UNIT).lock().unwrap();

@@ -47,11 +47,7 @@ fn busy(server: &Server, builder: ClientBuilder, lease: Duration) -> Client {
 
 #[test]
 fn an_outage_is_one_warning_and_its_end_is_one_line() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     // The client connects to a unix socket, because another server may take this server's port
     // while this server is down.
     let client = busy_client(&server, &server.unix_url());
@@ -80,11 +76,7 @@ fn an_outage_is_one_warning_and_its_end_is_one_line() {
 
 #[test]
 fn a_server_that_does_not_answer_is_an_outage() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let client = busy_client(&server, &server.url());
     server.pause();
     assert!(client.reentrant_lock("silent").lock().is_err());
@@ -101,11 +93,7 @@ fn a_server_that_does_not_answer_is_an_outage() {
 /// The clients notice the outage, and its end, one after the other.
 #[test]
 fn an_outage_is_logged_once_for_all_clients_of_a_process() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let clients = [(); 3].map(|()| impatient(&server.unix_url()).connect().unwrap());
     let fail = |client: &Client| assert!(client.reentrant_lock("name").lock().is_err());
     for round in 1..=2 {
@@ -137,11 +125,7 @@ fn an_outage_is_logged_once_for_all_clients_of_a_process() {
 /// The client has no holds and no waiters.
 #[test]
 fn the_end_of_an_outage_is_logged_though_no_call_is_made() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let client = impatient(&server.url()).connect().unwrap();
     server.pause();
     assert!(client.reentrant_lock("silent").lock().is_err());
@@ -168,10 +152,9 @@ fn the_end_of_an_outage_is_logged_though_no_call_is_made() {
 /// Afterwards the master's replica has the slots.
 #[test]
 fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
-    if !has_own_process() {
+    if !has_own_log() {
         return;
     }
-    LOGGER.install();
     bound();
     let Ok(cluster) = Cluster::start() else {
         eprintln!("left out: no cluster can be had");
@@ -208,11 +191,7 @@ fn the_outage_of_a_master_that_never_comes_back_ends_with_one_line() {
 
 #[test]
 fn a_connection_that_breaks_alone_is_no_outage() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let client = patient_busy_client(&server);
     let mut redis = server.connection();
     for kind in ["normal", "pubsub"] {
@@ -230,11 +209,7 @@ fn a_connection_that_breaks_alone_is_no_outage() {
 /// The client's other connections work.
 #[test]
 fn a_server_that_lets_no_further_connection_in_is_no_outage() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let mut redis = server.connection();
     let client = patient_busy_client(&server);
     let lock = client.reentrant_lock("name");

@@ -4,11 +4,7 @@ use super::*;
 
 #[test]
 fn another_number_of_permits_than_a_handle_wants_is_said_once() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let said = || -> Vec<_> {
         let lines = LOGGER.lines("nothing was changed").into_iter();
         lines
@@ -58,11 +54,7 @@ fn another_number_of_permits_than_a_handle_wants_is_said_once() {
 
 #[test]
 fn permits_that_no_program_has_set_are_said_at_once_with_their_number() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     // Each client logs the line at once, and only once.
     let clients =
         [(); 2].map(|()| Client::builder(&server.url()).slow_wait(LONG_LEASE).connect().unwrap());

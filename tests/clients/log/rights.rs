@@ -4,11 +4,7 @@ use super::*;
 
 #[test]
 fn a_server_that_does_not_tell_of_changes_is_one_line() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let mut user = User::new(&server, "untold");
     user.set(&["-client"]);
     let without = |command| Server::with_args(&["--rename-command", command, ""]).unwrap();
@@ -29,11 +25,7 @@ fn a_server_that_does_not_tell_of_changes_is_one_line() {
 
 #[test]
 fn a_right_that_every_wait_needs_is_missed_aloud_once() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let mut user = User::new(&server, "mute");
     let client = user.client();
     let mut names = (0..).map(|at| format!("foreign:{at}"));
@@ -60,11 +52,7 @@ fn a_right_that_every_wait_needs_is_missed_aloud_once() {
 
 #[test]
 fn a_release_without_its_message_is_logged_once() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     // The second copy of a release finds the permits given back. Its reply does not show whether
     // subscribers got the message of the first copy.
     let proxy = Proxy::before(&server);
@@ -115,11 +103,7 @@ fn a_release_without_its_message_is_logged_once() {
 /// the log must list the missing features.
 #[test]
 fn a_server_that_says_nothing_of_itself_is_used_and_that_is_said_once() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let mut user = User::new(&server, "managed");
     user.set(&["-info", "-client", "-config", "-command", "-debug", "-wait", "-hello"]);
     let patient = || Client::builder(user.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();

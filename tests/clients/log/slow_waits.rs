@@ -5,11 +5,7 @@ use super::*;
 /// Two threads that take two locks in opposite orders wait for ever.
 #[test]
 fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let connect = || Client::builder(&server.url()).slow_wait(TIME_UNIT * 3).connect().unwrap();
     let clients = [connect(), connect()];
     for kind in ["plain", "fair"] {
@@ -60,11 +56,7 @@ fn a_long_wait_of_a_thread_that_holds_another_lock_is_said_once() {
 /// line about the name.
 #[test]
 fn a_thread_that_holds_another_lock_is_named_in_a_crowd() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let client = Client::builder(&server.url()).slow_wait(TIME_UNIT).connect().unwrap();
     let held = client.reentrant_lock("B").lock_owned().unwrap();
     let waiter = |holds: bool| {
@@ -90,11 +82,7 @@ fn a_thread_that_holds_another_lock_is_named_in_a_crowd() {
 /// waiting thread.
 #[test]
 fn a_long_wait_for_a_latch_is_said_if_its_thread_holds_a_lock() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let client = Client::builder(&server.url()).slow_wait(TIME_UNIT).connect().unwrap();
     let latches = ["with", "without"].map(|name| client.count_down_latch(name));
     let waits = latches.each_ref().map(|latch| {
@@ -118,11 +106,7 @@ fn a_long_wait_for_a_latch_is_said_if_its_thread_holds_a_lock() {
 
 #[test]
 fn of_a_crowd_one_client_a_second_asks_for_the_holder() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let connect = |slow: Duration| {
         Client::builder(&server.url()).slow_wait(slow).connections(1).connect().unwrap()
     };
@@ -166,11 +150,7 @@ fn of_a_crowd_one_client_a_second_asks_for_the_holder() {
 
 #[test]
 fn a_slow_wait_is_said_once_with_the_holder_and_those_before() {
-    if !has_own_process() {
-        return;
-    }
-    LOGGER.install();
-    let server = server();
+    let Some(server) = server_with_log() else { return };
     let holder = Client::builder(&server.url()).watchdog_timeout(LONG_LEASE).connect().unwrap();
     let slow = || Client::builder(&server.url()).slow_wait(TIME_UNIT * 3).connect().unwrap();
     let (first, second, token) = (slow(), slow(), CancelToken::new());
