@@ -32,9 +32,9 @@ pub(crate) use users::*;
 pub(crate) const TIME_UNIT: Duration = Duration::from_millis(100);
 /// The time limit for an event that should come at once.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
-/// A lease whose end a test can wait for. At least two thirds of it remain at any time, so it is
-/// renewed in time even on a machine that stands still for nearly two seconds.
-pub(crate) const SHORT_LEASE: Duration = Duration::from_millis(30 * TIME_UNIT.as_millis() as u64);
+/// A lease whose end a test can wait for. At least two thirds of it (2.4 s) remain at any time, so it
+/// is renewed in time even on a machine that stands still for two seconds.
+pub(crate) const SHORT_LEASE: Duration = Duration::from_millis(36 * TIME_UNIT.as_millis() as u64);
 /// A lease that does not end during a test.
 pub(crate) const LONG_LEASE: Duration = Duration::from_secs(60);
 /// A time that is shorter than the pause between two requests of a waiter. A waiter for a lock

@@ -55,8 +55,7 @@ fn a_short_hold_is_never_renewed() {
 fn no_renewal_follows_a_release() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let lease = LEASE * 4 / 3;
-    let client = Client::builder(&proxy.url()).watchdog_timeout(lease).connect().unwrap();
+    let client = Client::builder(&proxy.url()).watchdog_timeout(LEASE).connect().unwrap();
     // The kept hold has the same lease, so each of its renewals shows that the others would have
     // been renewed, too.
     let [kept, dropped, unlocked] =

@@ -280,7 +280,7 @@ fn the_client_that_finds_an_ended_lease_tells_the_waiters() {
 fn a_java_service_with_a_wrong_clock_takes_no_renewed_permit() {
     let server = server();
     // At least two thirds of the lease are left, which is 6 s.
-    let client = watched(&server, SHORT_LEASE * 3);
+    let client = watched(&server, TIME_UNIT * 90);
     let semaphore = semaphore(&client, "skewed", 2);
     let permit = semaphore.acquire().unwrap();
     let mut java = Redisson::new(&server, "skewed");
