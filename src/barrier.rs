@@ -657,10 +657,6 @@ impl Synchronizer for Party<'_> {
 
     fn request_state(&self, _: &Claim<'_, ()>, _: &mut Option<QueueLeadership>) {}
 
-    fn collect(&self, _: &mut Lead<()>, _: &Claim<'_, ()>) -> Option<()> {
-        None
-    }
-
     /// Reads the channel's last message. If this message is not about the party's generation, asks
     /// the server.
     fn ask(&self, lead: &mut Lead<()>, _: &Claim<'_, ()>) -> Result<Try<()>, Error> {

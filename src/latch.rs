@@ -388,13 +388,9 @@ impl Synchronizer for CountDownLatch {
         LatchRequestState::default()
     }
 
-    /// A message is only a hint, because it may come from another database or from an earlier
-    /// count.
-    fn collect(&self, _: &mut Lead<LatchRequestState>, _: &Claim<'_, ()>) -> Option<()> {
-        None
-    }
-
     /// Asks the server whether the latch is open, for all threads that arrived before the request.
+    /// (A message is only a hint, because it may come from another database or from an earlier
+    /// count.)
     fn ask(
         &self,
         lead: &mut Lead<LatchRequestState>,

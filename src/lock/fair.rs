@@ -187,14 +187,6 @@ impl Synchronizer for FairLock {
         FairEntry::new(&self.queue, claim.thread, claim.need, leadership.take())
     }
 
-    fn collect(&self, lead: &mut Lead<FairEntry>, _: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
-        lead.request_state.collect(&mut lead.listening)
-    }
-
-    fn may_collect(&self, entry: &FairEntry) -> bool {
-        entry.may_collect()
-    }
-
     fn pause(&self, entry: &FairEntry) -> Duration {
         entry.linger()
     }

@@ -144,19 +144,6 @@ impl Synchronizer for Hooks<'_, '_> {
         None
     }
 
-    fn collect(
-        &self,
-        lead: &mut Lead<Option<QueueEntry>>,
-        claim: &Claim<'_, LockNeed>,
-    ) -> Option<Arc<Tenancy>> {
-        let Lead { listening, request_state } = lead;
-        request_state.as_mut()?.collect(listening, &self.handle.site, claim)
-    }
-
-    fn may_collect(&self, request_state: &Option<QueueEntry>) -> bool {
-        request_state.as_ref().is_some_and(QueueEntry::may_collect)
-    }
-
     fn ask(
         &self,
         lead: &mut Lead<Option<QueueEntry>>,

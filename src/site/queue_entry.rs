@@ -146,22 +146,26 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
     }
 }
 
-impl QueueEntry {
-    /// Whether the mailbox has messages that no thread has collected.
-    pub(crate) fn may_collect(&self) -> bool {
-        let is_full = |it: &Arc<Registered<Mailbox>>| !it.recipient.state.lock().inbox.is_empty();
-        self.mailbox.as_ref().is_some_and(is_full)
+impl QueueSite for Arc<Site> {
+    type Need = LockNeed;
+    type Grant = Arc<Tenancy>;
+    /// An entry in the lock's queue. `None` before the leader's first request.
+    type RequestState = Option<QueueEntry>;
+
+    fn with_queue<R>(&self, act: impl FnOnce(&mut GateQueue) -> R) -> R {
+        self.gate.with_queue(act)
     }
 
-    /// Collects the messages of the mailbox. Returns the tenancy if a message granted the lock and
-    /// the grant is still valid. From here on, messages wake this thread.
-    pub(crate) fn collect(
-        &mut self,
-        listening: &mut Listening,
-        site: &Site,
+    /// Collects the messages of the entry's mailbox. Returns the tenancy if a message granted the
+    /// lock and the grant is still valid. From here on, messages wake this thread.
+    fn collect(
+        &self,
+        lead: &mut Lead<Option<QueueEntry>>,
         claim: &Claim<'_, LockNeed>,
     ) -> Option<Arc<Tenancy>> {
-        let mut state = self.mailbox.as_ref()?.recipient.state.lock();
+        let Lead { listening, request_state } = lead;
+        let entry = request_state.as_mut()?;
+        let mut state = entry.mailbox.as_ref()?.recipient.state.lock();
         state.waker = claim.waker();
         let mut inbox = state.inbox.take();
         drop(state);
@@ -170,14 +174,35 @@ impl QueueEntry {
         if inbox.is_empty() {
             return None;
         }
-        let (now, collector) = (clock::now(), Collector::now(site, claim.need.terms));
-        let granted = self.machine.collect(now, inbox, collector);
+        let (now, collector) = (clock::now(), Collector::now(self, claim.need.terms));
+        let granted = entry.machine.collect(now, inbox, collector);
         // Keep the earlier of the two times, so that a new leader asks at once even if the entry
         // would sleep for longer.
-        listening.ask_at = listening.ask_at.min(self.machine.ask_at());
-        Some(self.make_tenancy(site, claim, granted?, now))
+        listening.ask_at = listening.ask_at.min(entry.machine.ask_at());
+        Some(entry.make_tenancy(self, claim, granted?, now))
     }
 
+    /// Whether the entry's mailbox has messages that no thread has collected.
+    fn may_collect(&self, entry: &Option<QueueEntry>) -> bool {
+        let mailbox = entry.as_ref().and_then(|entry| entry.mailbox.as_ref());
+        mailbox.is_some_and(|mailbox| !mailbox.recipient.state.lock().inbox.is_empty())
+    }
+
+    /// Gives the leadership to the next thread in the queue. If this thread needs the same mode, it
+    /// also gets the entry. Otherwise the entry is given up.
+    fn transfer_leadership(
+        &self,
+        leadership: QueueLeadership,
+        lead: Option<Lead<Option<QueueEntry>>>,
+    ) {
+        let left = self.gate.transfer_leadership(leadership, lead);
+        if let Some(entry) = left.and_then(|lead| lead.request_state) {
+            self.give_up_entry(entry);
+        }
+    }
+}
+
+impl QueueEntry {
     /// Sends one request. If the thread does not wait, the request adds no entry to the queue, and
     /// takes the lock only if the lock is free, even if others are in the queue. `beside` is the
     /// owner of the write hold under which the thread wants to read.
@@ -394,30 +419,6 @@ impl Site {
                 "nothing is held; if the server granted the lock, it is released in the background";
             trouble.into_error().of(&self.name).now(state)
         })
-    }
-}
-
-impl QueueSite for Arc<Site> {
-    type Need = LockNeed;
-    type Grant = Arc<Tenancy>;
-    /// An entry in the lock's queue. `None` before the leader's first request.
-    type RequestState = Option<QueueEntry>;
-
-    fn with_queue<R>(&self, act: impl FnOnce(&mut GateQueue) -> R) -> R {
-        self.gate.with_queue(act)
-    }
-
-    /// Gives the leadership to the next thread in the queue. If this thread needs the same mode, it
-    /// also gets the entry. Otherwise the entry is given up.
-    fn transfer_leadership(
-        &self,
-        leadership: QueueLeadership,
-        lead: Option<Lead<Option<QueueEntry>>>,
-    ) {
-        let left = self.gate.transfer_leadership(leadership, lead);
-        if let Some(entry) = left.and_then(|lead| lead.request_state) {
-            self.give_up_entry(entry);
-        }
     }
 }
 

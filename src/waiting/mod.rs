@@ -53,8 +53,8 @@ pub use wait::Wait;
 pub(crate) use wait::{Claim, Sleeper, slow_poll, slow_poll_or};
 pub use waited::Waited;
 
-/// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (The exception
-/// is `may_collect`, which a leader calls during each sleep.)
+/// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (The site has
+/// two more hooks: [`QueueSite::collect`] and `may_collect`.)
 pub(crate) trait Synchronizer {
     /// The site at which the synchronizer's threads queue.
     type Site: QueueSite;
@@ -87,18 +87,6 @@ pub(crate) trait Synchronizer {
         claim: &ClaimOf<'_, Self>,
         leadership: &mut Option<QueueLeadership>,
     ) -> RequestStateOf<Self>;
-
-    /// How the leader got a grant that it [collects](Self::collect).
-    const COLLECTED: Way = Way::HandedOn;
-
-    /// Returns a grant that has come without a request since the last call: by a message, or from
-    /// another thread.
-    fn collect(&self, lead: &mut LeadOf<Self>, claim: &ClaimOf<'_, Self>) -> Option<GrantOf<Self>>;
-
-    /// Whether the leader can collect a grant, or can end its pause.
-    fn may_collect(&self, _request: &RequestStateOf<Self>) -> bool {
-        false
-    }
 
     /// Returns how long the leader pauses before its request. During the pause, other processes can
     /// take permits, or other threads can join the request.
@@ -419,13 +407,13 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
         let (site, wait) = (synchronizer.site(), &claim.wait);
         let sleeper = claim.sleeper(core, name);
         let mut answered_at = None;
-        self.way = Some(S::COLLECTED);
+        self.way = Some(<S::Site as QueueSite>::COLLECTED);
         loop {
-            if let Some(grant) = synchronizer.collect(lead, claim) {
+            if let Some(grant) = site.collect(lead, claim) {
                 return Ok(Some(grant));
             }
             let Lead { listening, request_state } = &mut *lead;
-            let may_collect = || synchronizer.may_collect(request_state);
+            let may_collect = || site.may_collect(request_state);
             // The leader sends a request as soon as it begins to lead, and at the time `ask_at`. It
             // also sends one if, since its last request, a message came on the public channel or
             // the server confirmed one of the leader's channels.
@@ -435,7 +423,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                     // Messages do not end the pause. Other processes get the same messages, and may
                     // send their requests first.
                     sleeper.sleep_until(wait.end_of_sleep(pause), may_collect)?;
-                    if let Some(grant) = synchronizer.collect(lead, claim) {
+                    if let Some(grant) = site.collect(lead, claim) {
                         return Ok(Some(grant));
                     }
                 }
@@ -467,7 +455,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                         } else {
                             site.was_not_answered();
                         }
-                        return synchronizer.collect(lead, claim).map(Some).ok_or(error);
+                        return site.collect(lead, claim).map(Some).ok_or(error);
                     }
                     Err(error) => {
                         site.was_not_answered();
@@ -490,7 +478,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             }
             // If a grant came before the end of the wait, the thread takes it.
             if wait.is_over() {
-                return Ok(synchronizer.collect(lead, claim));
+                return Ok(site.collect(lead, claim));
             }
         }
     }

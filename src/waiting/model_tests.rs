@@ -54,10 +54,6 @@ impl<'a, F: Fn() -> bool> Synchronizer for Alone<'a, F> {
 
     fn request_state(&self, _: &Claim<'_, ()>, _: &mut Option<QueueLeadership>) {}
 
-    fn collect(&self, _: &mut Lead<()>, _: &Claim<'_, ()>) -> Option<()> {
-        None
-    }
-
     fn ask(&self, lead: &mut Lead<()>, _: &Claim<'_, ()>) -> Result<Try<()>, Error> {
         if (self.attempt)() {
             return Ok(Try::Granted(()));

@@ -13,7 +13,9 @@ use redlatch_client::sync::{Mutex, Spin, Thread, Waker};
 use redlatch_client::was_cut;
 
 use super::listening::Listening;
+use super::wait::Claim;
 use crate::error::Error;
+use crate::observe::Way;
 
 /// The right to send requests for a name. Each queue has one value of this type, so at most one
 /// thread leads.
@@ -303,8 +305,28 @@ pub(crate) trait QueueSite {
     type Grant;
     type RequestState;
 
+    /// How a leader got a grant that it [collects](Self::collect).
+    const COLLECTED: Way = Way::HandedOn;
+
     /// Calls `act` with the queue, under the queue's mutex.
     fn with_queue<R>(&self, act: impl FnOnce(&mut QueueOf<Self>) -> R) -> R;
+
+    /// Returns a grant that has come for the leader without a request since the last call: by a
+    /// message, or from another thread. (For some synchronizers, a message is only a hint, and a
+    /// leader collects nothing.)
+    fn collect(
+        &self,
+        _lead: &mut Lead<Self::RequestState>,
+        _claim: &Claim<'_, Self::Need>,
+    ) -> Option<Self::Grant> {
+        None
+    }
+
+    /// Whether the leader can collect a grant, or can end its pause. A leader calls this during
+    /// each sleep.
+    fn may_collect(&self, _request: &Self::RequestState) -> bool {
+        false
+    }
 
     /// Takes the leadership from a leader that is done, and [promotes](Queue::promote) the next
     /// thread.

@@ -33,7 +33,7 @@ use crate::runtime::Member;
 use crate::scripts::fair::{FairScripts, Followers, read_keep_alive};
 use crate::scripts::{FairKeys, Owner, Trouble};
 use crate::site::Site;
-use crate::waiting::{Lead, LocalWaiter, Queue, QueueLeadership, QueueSite, Signal, Wake};
+use crate::waiting::{Claim, Lead, LocalWaiter, Queue, QueueLeadership, QueueSite, Signal, Wake};
 
 /// The maximum time for which the leader waits for other newcomers.
 const LINGER: Duration = Duration::from_millis(1);
@@ -227,6 +227,14 @@ impl QueueSite for Arc<FairQueue> {
 
     fn with_queue<R>(&self, act: impl FnOnce(&mut Newcomers) -> R) -> R {
         act(&mut self.waiters.lock().newcomers)
+    }
+
+    fn collect(&self, lead: &mut Lead<FairEntry>, _: &Claim<'_, Terms>) -> Option<Arc<Tenancy>> {
+        lead.request_state.collect(&mut lead.listening)
+    }
+
+    fn may_collect(&self, entry: &FairEntry) -> bool {
+        entry.may_collect()
     }
 }
 

@@ -268,7 +268,7 @@ fn a_message_to_a_companion_before_its_first_look_is_not_forgotten() {
         let said = format!("ask {number} looks");
         let mut redis = server.connection();
         let () = redis::cmd("PUBLISH").arg(&channel).arg(said).query(&mut redis).unwrap();
-        lock.may_collect(&lead.request_state)
+        lead.request_state.may_collect()
     });
     assert!(lead.listening.ask_at > 0);
     let Lead { listening, request_state: entry } = &mut *lead;

@@ -170,26 +170,12 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         Ok(entered)
     }
 
-    const COLLECTED: Way = Way::Passed;
-
     fn request_state(
         &self,
         _: &Claim<'_, PermitNeed>,
         _: &mut Option<QueueLeadership>,
     ) -> PermitRequestState {
         PermitRequestState { pause: begin_pause(&**self), ..PermitRequestState::default() }
-    }
-
-    fn collect(
-        &self,
-        _: &mut Lead<PermitRequestState>,
-        _: &Claim<'_, PermitNeed>,
-    ) -> Option<Permits<S::Lease>> {
-        self.gate().collect()
-    }
-
-    fn may_collect(&self, _: &PermitRequestState) -> bool {
-        self.gate().may_collect()
     }
 
     /// Returns the pause before the leader's next request. Other processes can ask for permits
@@ -247,9 +233,22 @@ impl<S: PermitSource> QueueSite for Arc<S> {
     type Need = PermitNeed;
     type Grant = Permits<S::Lease>;
     type RequestState = PermitRequestState;
+    const COLLECTED: Way = Way::Passed;
 
     fn with_queue<R>(&self, look: impl FnOnce(&mut PermitQueue<S::Lease>) -> R) -> R {
         self.gate().with_queue(look)
+    }
+
+    fn collect(
+        &self,
+        _: &mut Lead<PermitRequestState>,
+        _: &Claim<'_, PermitNeed>,
+    ) -> Option<Permits<S::Lease>> {
+        self.gate().collect()
+    }
+
+    fn may_collect(&self, _: &PermitRequestState) -> bool {
+        self.gate().may_collect()
     }
 
     fn transfer_leadership(

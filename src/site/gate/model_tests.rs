@@ -92,6 +92,15 @@ impl QueueSite for ModelSite {
         self.gate.with_queue(act)
     }
 
+    fn collect(
+        &self,
+        _: &mut Lead<Option<QueueEntry>>,
+        claim: &Claim<'_, LockNeed>,
+    ) -> Option<Arc<Tenancy>> {
+        self.leads(claim.thread);
+        None
+    }
+
     fn transfer_leadership(
         &self,
         leadership: QueueLeadership,
@@ -171,15 +180,6 @@ impl Synchronizer for Visitor<'_> {
         _: &Claim<'_, LockNeed>,
         _: &mut Option<QueueLeadership>,
     ) -> Option<QueueEntry> {
-        None
-    }
-
-    fn collect(
-        &self,
-        _: &mut Lead<Option<QueueEntry>>,
-        claim: &Claim<'_, LockNeed>,
-    ) -> Option<Arc<Tenancy>> {
-        self.name.leads(claim.thread);
         None
     }
 

@@ -65,6 +65,23 @@ impl QueueSite for PermitPool {
         self.gate.with_queue(look)
     }
 
+    fn collect(
+        &self,
+        lead: &mut Lead<PermitRequestState>,
+        _: &Claim<'_, PermitNeed>,
+    ) -> Option<Permits<()>> {
+        if self.said.swap(false, Ordering::SeqCst) {
+            lead.listening.ask_at = 0;
+        }
+        let passed = self.gate.collect();
+        self.seen.passed.fetch_add(usize::from(passed.is_some()), Ordering::SeqCst);
+        passed
+    }
+
+    fn may_collect(&self, _: &PermitRequestState) -> bool {
+        self.gate.may_collect() || self.said.load(Ordering::SeqCst)
+    }
+
     fn transfer_leadership(
         &self,
         leadership: QueueLeadership,
@@ -107,23 +124,6 @@ impl Synchronizer for PermitPool {
         // The leader registers as a listener before it asks, so that it misses no release.
         self.listeners.lock().push(Arc::clone(claim.thread));
         PermitRequestState::default()
-    }
-
-    fn collect(
-        &self,
-        lead: &mut Lead<PermitRequestState>,
-        _: &Claim<'_, PermitNeed>,
-    ) -> Option<Permits<()>> {
-        if self.said.swap(false, Ordering::SeqCst) {
-            lead.listening.ask_at = 0;
-        }
-        let passed = self.gate.collect();
-        self.seen.passed.fetch_add(usize::from(passed.is_some()), Ordering::SeqCst);
-        passed
-    }
-
-    fn may_collect(&self, _: &PermitRequestState) -> bool {
-        self.gate.may_collect() || self.said.load(Ordering::SeqCst)
     }
 
     fn ask(
