@@ -534,9 +534,9 @@ impl ClientBuilder {
 pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, message: &Message<'_>) {
     match message {
         Message::Ask { lock } => site::standing::take_out(core, owner, lock),
-        Message::Grant(grant) => {
-            site::give_back_unclaimed(core, owner, grant);
-            site::standing::give_back_unclaimed(core, owner, grant);
+        Message::Grant { details, database, lock, .. } => {
+            site::give_back_unclaimed(core, owner, *database, lock, details);
+            site::standing::give_back_unclaimed(core, owner, *database, lock, details);
         }
         Message::Notified { database, waiting } => {
             condition::pass_on(core, owner, *database, waiting);

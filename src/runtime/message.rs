@@ -18,8 +18,10 @@ use redlatch_client::sync::{Mutex, is_forked};
 pub(crate) enum Message<'a> {
     /// The owner should request this lock.
     Ask { lock: &'a str },
-    /// The owner now holds the lock.
-    Grant(GrantMessage<'a>),
+    /// A script has made the owner the holder of the lock. `server_time` is the time of the grant,
+    /// on the server's clock in ms. `details` is one word, whose meaning depends on the kind of
+    /// lock.
+    Grant { server_time: u64, lease: Duration, details: &'a str, database: i64, lock: &'a str },
     /// The owner is the first in the queue, and should request the lock after the time `left`.
     /// Until then, Redisson's clients may take the lock. `left` may be zero.
     Open { left: Duration, database: i64, lock: &'a str },
@@ -27,18 +29,6 @@ pub(crate) enum Message<'a> {
     Wanted { lock: &'a str },
     /// The owner's wait for a condition is over. `waiting` is the key of the condition's waiters.
     Notified { database: i64, waiting: &'a str },
-}
-
-/// The message of a grant: a script has made an owner the holder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GrantMessage<'a> {
-    /// The time of the grant, on the server's clock in ms.
-    pub(crate) now: u64,
-    pub(crate) lease: Duration,
-    /// One word, whose meaning depends on the kind of lock.
-    pub(crate) details: &'a str,
-    pub(crate) database: i64,
-    pub(crate) lock: &'a str,
 }
 
 impl<'a> Message<'a> {
@@ -51,12 +41,12 @@ impl<'a> Message<'a> {
         let message = match verb {
             "ask" => Message::Ask { lock: rest },
             "grant" => {
-                let (now, rest) = word(rest)?;
+                let (server_time, rest) = word(rest)?;
                 let (lease, rest) = word(rest)?;
                 let (details, rest) = cut(rest)?;
                 let (database, lock) = word(rest)?;
                 let lease = Duration::from_millis(lease);
-                Message::Grant(GrantMessage { now, lease, details, database, lock })
+                Message::Grant { server_time, lease, details, database, lock }
             }
             "open" => {
                 let (left, rest) = word(rest)?;
@@ -165,16 +155,15 @@ mod tests {
     fn a_message_is_of_its_verbs_kind() {
         let said = (u64::MAX, Message::Ask { lock: " a lock " });
         assert_eq!(Message::parse(format!("ask {}  a lock ", u64::MAX).as_bytes()), Some(said));
-        let grant = GrantMessage {
-            now: 1_700_000_000_123,
+        let grant = Message::Grant {
+            server_time: 1_700_000_000_123,
             lease: Duration::from_secs(2),
             details: "lock,3,0,1",
             database: 15,
             lock: "a lock ",
         };
-        let said = (9, Message::Grant(grant));
         let message = b"grant 9 1700000000123 2000 lock,3,0,1 15 a lock ";
-        assert_eq!(Message::parse(message), Some(said));
+        assert_eq!(Message::parse(message), Some((9, grant)));
         let said = Message::Open { left: Duration::from_millis(4), database: 0, lock: "l" };
         assert_eq!(Message::parse(b"open 9 4 0 l"), Some((9, said)));
         let said = Message::Wanted { lock: "a lock" };

@@ -38,7 +38,7 @@ use greet::Greeting;
 pub(crate) use greet::Info;
 pub(crate) use members::{Member, Members};
 use message::Recipients;
-pub(crate) use message::{GrantMessage, Message, Recipient, Registered};
+pub(crate) use message::{Message, Recipient, Registered};
 pub(crate) use observed::{Count, SlowWait};
 use observed::{EventCounts, SlowLines, Waits};
 pub(crate) use owners::LiveOwner;

@@ -62,24 +62,25 @@ impl Recipient for Mailbox {
     fn receive(&self, message: &Message<'_>) -> bool {
         let now = clock::now();
         let is_this = |database, lock: &str| database == self.database && lock == &**self.name;
-        let state = match message {
-            Message::Grant(grant) if is_this(grant.database, grant.lock) => {
-                let Some((_, details)) = parse_details(grant.details) else { return true };
+        let state = match *message {
+            Message::Grant { server_time, lease, details, database, lock }
+                if is_this(database, lock) =>
+            {
+                let Some((_, details)) = parse_details(details) else { return true };
                 let mut state = self.state.lock();
                 if self.is_fenced && details.tokens.is_none() {
                     // The process that released the lock used the re-entrant lock of this name, so
                     // the grant has no tokens. The owner sends a request, and the reply has tokens.
                     state.inbox.must_ask = true;
                 } else {
-                    let (server_time, lease) = (grant.now, grant.lease);
                     let grant = ReceivedGrant { server_time, received_at: now, lease, details };
                     state.inbox.grant.get_or_insert(grant);
                 }
                 state
             }
-            Message::Open { left, database, lock } if is_this(*database, lock) => {
+            Message::Open { left, database, lock } if is_this(database, lock) => {
                 let mut state = self.state.lock();
-                state.inbox.open_until = Some(now.saturating_add(clock::nanos(*left)));
+                state.inbox.open_until = Some(now.saturating_add(clock::nanos(left)));
                 state
             }
             _ => return true,

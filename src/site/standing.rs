@@ -9,19 +9,19 @@ use crate::ask::ReceivedGrant;
 use crate::hold::line::scripts;
 use crate::lease::Cleanup;
 use crate::order::line::QueuedThread;
-use crate::runtime::{Core, GrantMessage, Message, Recipient};
+use crate::runtime::{Core, Message, Recipient};
 use crate::scripts::FairKeys;
 use crate::scripts::fair::{FairScripts, followers};
 
 impl Recipient for Arc<QueuedThread> {
     fn receive(&self, message: &Message<'_>) -> bool {
-        match message {
+        match *message {
             Message::Ask { .. } => self.wake_with(|messages| messages.must_ask = true),
-            Message::Grant(grant)
-                if (grant.database, grant.lock) == (self.database, &*self.lock) =>
+            Message::Grant { server_time, lease, details, database, lock }
+                if (database, lock) == (self.database, &*self.lock) =>
             {
-                let Some(details) = followers(grant.details) else { return true };
-                let (server_time, lease, received_at) = (grant.now, grant.lease, clock::now());
+                let Some(details) = followers(details) else { return true };
+                let received_at = clock::now();
                 self.wake_with(|messages| {
                     let grant = ReceivedGrant { server_time, received_at, lease, details };
                     messages.grant.get_or_insert(grant);
@@ -31,7 +31,7 @@ impl Recipient for Arc<QueuedThread> {
             // the lock of the other name, and has lost its entry. The next keep-alive detects that
             // the entry is missing. If the waiter sent a request at once, it might be granted the
             // wrong lock again and again.
-            Message::Grant(_) => false,
+            Message::Grant { .. } => false,
             Message::Open { .. } | Message::Notified { .. } | Message::Wanted { .. } => true,
         }
     }
@@ -45,10 +45,16 @@ pub(crate) fn take_out(core: &Core, owner: u64, lock: &str) {
 }
 
 /// Gives back a grant to an owner that does not wait.
-pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<'_>) {
+pub(crate) fn give_back_unclaimed(
+    core: &Core,
+    owner: u64,
+    database: i64,
+    lock: &str,
+    details: &str,
+) {
     // The grants of other kinds of locks have other details.
-    if grant.database == core.database() && followers(grant.details).is_some() {
-        give_up(core, owner, grant.lock, |scripts, owner| scripts.give_up_command(owner));
+    if database == core.database() && followers(details).is_some() {
+        give_up(core, owner, lock, |scripts, owner| scripts.give_up_command(owner));
     }
 }
 

@@ -4,7 +4,7 @@ use redlatch_client::Command;
 
 use super::queue_entry::parse_details;
 use crate::lease::Cleanup;
-use crate::runtime::{Core, GrantMessage};
+use crate::runtime::Core;
 use crate::scripts::lock::LockScripts;
 use crate::scripts::{LockKeys, Mode};
 
@@ -29,16 +29,22 @@ pub(crate) fn give_up_unclaimed(core: &Core, owner: u64, database: i64, lock: &s
 
 /// Gives back a grant to an owner of this client that does not wait. No thread uses this grant,
 /// because the request came late or its thread had already left.
-pub(crate) fn give_back_unclaimed(core: &Core, owner: u64, grant: &GrantMessage<'_>) {
-    let Some((mode, details)) = parse_details(grant.details) else { return };
-    if grant.database != core.database() || core.is_shut_down() {
+pub(crate) fn give_back_unclaimed(
+    core: &Core,
+    owner: u64,
+    database: i64,
+    lock: &str,
+    details: &str,
+) {
+    let Some((mode, details)) = parse_details(details) else { return };
+    if database != core.database() || core.is_shut_down() {
         return;
     }
-    let name = core.name(grant.lock);
+    let name = core.name(lock);
     let owner = format!("{}:{owner}{}", core.id.as_str(), mode.suffix());
     let keys = LockKeys::new(&name, mode, details.tokens.is_some());
     let route = core.route(&name);
-    let scripts = LockScripts { route: &route, keys, database: grant.database, acks: None };
+    let scripts = LockScripts { route: &route, keys, database, acks: None };
     let command = scripts.give_up_command(owner.as_bytes(), details.chain);
     core.watchdog.clean_up(Cleanup::unclaimed(&name, command));
 }

@@ -17,7 +17,7 @@ use crate::ask::Asked;
 use crate::hold::{Hold, HoldState};
 use crate::lock::{HeldLock, HeldLocks, LockGuard};
 use crate::order::line::QueuedThread;
-use crate::runtime::{GrantMessage, Message, Recipient, Registered};
+use crate::runtime::{Message, Recipient, Registered};
 use crate::waiting::Signal;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -359,8 +359,9 @@ fn a_grant_that_comes_when_a_passed_hold_was_taken_is_given_back() {
     pass(&lock, &leader);
     let Lead { listening, request_state: entry } = leader.lead.as_mut().unwrap();
     assert!(entry.collect(listening).is_some());
-    let grant = GrantMessage { now: 1, lease: TIMEOUT, details: "-", database: 0, lock: name };
-    assert!(!mailbox.recipient.receive(&Message::Grant(grant)), "no thread collects it any more");
+    let (server_time, lease, details, database, lock) = (1, TIMEOUT, "-", 0, name);
+    let grant = Message::Grant { server_time, lease, details, database, lock };
+    assert!(!mailbox.recipient.receive(&grant), "no thread collects it any more");
     guard.unlock().unwrap();
     remove_expiry(&server, name);
     wait_until("it is given back", TIMEOUT, || holder(&server, name).is_empty());
