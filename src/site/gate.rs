@@ -11,7 +11,7 @@ use super::queue_entry::QueueEntry;
 use crate::hold::{Hold, HoldLevel, Seat, Tenancy, Terms};
 use crate::lease::WantedCallback;
 use crate::order::line::{QueuedThread, Standing};
-use crate::order::{self, Admission, LeaveOutcome, LockNeed, Order, Side};
+use crate::order::{self, LeaveOutcome, LockNeed, Order, Side};
 use crate::scripts::{Chain, Mode};
 use crate::waiting::{Lead, QueueLeadership, Wake};
 
@@ -67,15 +67,6 @@ impl Gate {
     /// an owned guard that shares the seat with others.
     pub(crate) fn add_level(&self, tenancy: &Arc<Tenancy>, terms: Terms) -> GateOutcome {
         self.at(|state, now| state.side(self.mode).add_level(tenancy, terms, now))
-    }
-
-    pub(crate) fn admit(
-        &self,
-        tenancy: &Arc<Tenancy>,
-        leadership: &mut Option<QueueLeadership>,
-        gone: Option<&Arc<Hold>>,
-    ) -> Admission {
-        self.at(|state, now| state.admit(self.mode, tenancy, leadership, gone, now))
     }
 
     /// Ends the level `which` of `tenancy`, or the last level if `which` is `None`. The second
@@ -149,7 +140,8 @@ impl Gate {
         self.with_seat(|seat| seat?.last_end(tenancy))
     }
 
-    fn at<R>(&self, act: impl FnOnce(&mut Order<RequestState>, u64) -> R) -> R {
+    /// Calls `act` with the order and the time, under the gate's mutex.
+    pub(super) fn at<R>(&self, act: impl FnOnce(&mut Order<RequestState>, u64) -> R) -> R {
         let mut state = self.state.lock();
         let now = clock::now();
         act(&mut state, now)

@@ -370,7 +370,10 @@ impl Site {
     ) -> Result<bool, Error> {
         let mut gone = None;
         loop {
-            match self.gate.admit(tenancy, leadership, gone.as_ref()) {
+            let admission = self
+                .gate
+                .at(|order, now| order.admit(self.mode, tenancy, leadership, gone.as_ref(), now));
+            match admission {
                 Admission::Admitted(stale) => {
                     self.watch(tenancy);
                     if let Some(seat) = stale {

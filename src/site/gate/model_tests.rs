@@ -11,13 +11,13 @@ use redlatch_client::sync::{Mutex, Thread, clock, explore};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
-use super::{Admission, Gate, GateOutcome, GateQueue, LeaveOutcome, LockNeed, QueueEntry};
+use super::{Gate, GateOutcome, GateQueue, LeaveOutcome, LockNeed, QueueEntry};
 use crate::ask::Asked;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, Tenancy, Terms};
 use crate::model::ModelServer;
 use crate::observe::Kind;
-use crate::order::GateWaiter;
+use crate::order::{Admission, GateWaiter};
 use crate::runtime::Core;
 use crate::scripts::Mode;
 use crate::waiting::{
@@ -217,7 +217,8 @@ impl Synchronizer for Visitor<'_> {
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         self.name.leads_no_more();
         let leadership = &mut leadership.leadership;
-        match self.name.gate.admit(&tenancy, leadership, None) {
+        let gate = &self.name.gate;
+        match gate.at(|order, now| order.admit(gate.mode, &tenancy, leadership, None, now)) {
             Admission::Admitted(stale) => {
                 assert!(stale.is_none(), "one had the seat while another led");
                 Ok(Some(tenancy))

@@ -4,10 +4,16 @@ use std::time::Duration;
 
 use super::*;
 use crate::ask::Asked;
+use crate::order::Admission;
 use crate::scripts::ClientId;
 
 const LEASE: Duration = Duration::from_secs(30);
 const NEED: LockNeed = LockNeed { mode: Mode::Lock, terms: Terms::watched(LEASE) };
+
+fn admit(gate: &Gate, tenancy: &Arc<Tenancy>, leadership: &mut Option<QueueLeadership>) {
+    let admitted = gate.at(|order, now| order.admit(gate.mode, tenancy, leadership, None, now));
+    assert!(matches!(admitted, Admission::Admitted(None)), "{admitted:?}");
+}
 
 /// If the other threads leave before this thread's tenancy ends, nobody has the lock. This thread's
 /// guard must then not report "held".
@@ -19,7 +25,7 @@ fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     let owner = ClientId::random().unwrap().next_owner();
     let hold = Hold::new(owner, NEED.terms, asked, false);
     let first = Arc::new(Tenancy::new(Arc::new(hold), one));
-    assert!(matches!(gate.admit(&first, &mut None, None), Admission::Admitted(None)));
+    admit(&gate, &first, &mut None);
     let reads = LockNeed { mode: Mode::Read, ..NEED };
     let GateOutcome::Joined(second) = gate.enter(&two, reads, false) else { panic!("not let in") };
     assert!(matches!(gate.leave(&first, None, None).0, LeaveOutcome::OthersStay));
@@ -37,15 +43,13 @@ fn a_thread_that_comes_back_to_a_lost_hold_takes_no_other_threads_seat() {
         let hold = Hold::new(owner, Terms::watched(LEASE), asked, false);
         Arc::new(Tenancy::new(Arc::new(hold), thread))
     });
-    let admit =
-        |tenancy, leadership: &mut Option<QueueLeadership>| gate.admit(tenancy, leadership, None);
-    assert!(matches!(admit(&first, &mut None), Admission::Admitted(None)));
+    admit(&gate, &first, &mut None);
     let LeaveOutcome::Release(mut left, mut leadership) = gate.leave_to_wait(&first).0 else {
         panic!("not left")
     };
-    assert!(matches!(admit(&again, &mut leadership), Admission::Admitted(None)));
+    admit(&gate, &again, &mut leadership);
     gate.vacate(&again.hold()).1.now();
-    assert!(matches!(admit(&other, &mut None), Admission::Admitted(None)));
+    admit(&gate, &other, &mut None);
     assert!(!gate.come_back(&again, &mut left));
     gate.with_seat(|seat| assert!(seat.is_some_and(|seat| seat.is(&other))));
 }
