@@ -26,19 +26,11 @@ pub(super) struct Hooks<'a, 'b> {
     together: Option<&'a Together<'b>>,
 }
 
-/// Takes the lock of this handle. Returns `None` if the wait ended before the grant.
-pub(crate) fn acquire(
+/// Takes the lock of this handle, alone or as one of several locks that are taken together. Returns
+/// `None` if the wait ended before the grant.
+pub(super) fn acquire(
     handle: &Handle,
-    thread: &Arc<Thread>,
-    wait: Wait<'_>,
-) -> Result<Option<Arc<Tenancy>>, Error> {
-    acquire_of(None, handle, thread, wait)
-}
-
-/// Takes the lock of this handle, as one of several locks that are taken together.
-pub(super) fn acquire_of(
     together: Option<&Together<'_>>,
-    handle: &Handle,
     thread: &Arc<Thread>,
     wait: Wait<'_>,
 ) -> Result<Option<Arc<Tenancy>>, Error> {

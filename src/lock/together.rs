@@ -84,7 +84,7 @@ impl<'a> Together<'a> {
         wait: Wait<'_>,
     ) -> Result<Option<HeldLock>, Error> {
         self.others.set(self.others.get().split_first().map_or(&[], |(_, others)| others));
-        let tenancy = hooks::acquire_of(Some(self), handle, thread, wait)?;
+        let tenancy = hooks::acquire(handle, Some(self), thread, wait)?;
         Ok(tenancy.map(|tenancy| HeldLock::new(handle, tenancy)))
     }
 
