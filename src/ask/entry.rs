@@ -15,7 +15,7 @@
 //! I/O. So a state can be copied, compared and hashed. The models of the scripts (`tests/models/`)
 //! run this file, and `tests/models/explore/` visits all states of the machine. There are two
 //! types, because two threads take part. The waiting thread owns the [`EntryMachine`]. The
-//! subscriber thread fills the [`Inbox`], under a mutex of the caller.
+//! subscriber thread fills the [`Messages`], under a mutex of the caller.
 //!
 //! The invariants, and the errors that they prevent:
 //!
@@ -32,15 +32,15 @@
 //!   was written over another connection. The owner's request writes the hold again, and then waits
 //!   for the replicas. The owner also sends a request if the short lease of a grant by message is
 //!   not enough for it. This request raises the lease.
-//! - *collected after the reply*: the thread collects the inbox only between requests. A message
-//!   that arrives during a request remains in the inbox. After the reply, the thread knows whether
+//! - *collected after the reply*: the thread collects messages only between requests. A message
+//!   that arrives during a request remains in the mailbox. After the reply, the thread knows whether
 //!   a grant message is still valid: the reply may say that the owner is in the queue again.
 //! - *every wait ends*: a queued owner sleeps for at most [`POLL`]. This time is shorter than the
 //!   lease of a grant by message, so every waiter sends at least one request during such a lease.
 //!   The reply says when the lease ends, and the waiter asks again at that time. So if the process
 //!   with the grant is stopped, the other waiters lose only the time of its lease. (Every waiter
 //!   asks, because a waiter cannot know whether it is now the first in the queue.)
-//! - *no message is lost*: a message that causes a request is removed from the inbox. If this
+//! - *no message is lost*: a message that causes a request is removed from the mailbox. If this
 //!   request fails, `ask_at` stays zero, so the next leader asks at once. If the gate does not
 //!   admit a leader's grant, the leader also asks at once.
 //! - *nobody's entry*: if an owner's only request took the lock, the owner was never in a queue, so
@@ -100,7 +100,7 @@ pub(crate) struct EntryMachine<D> {
 /// The messages that have arrived for an owner, on any channel, and that its thread has not
 /// collected yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Inbox<D> {
+pub(crate) struct Messages<D> {
     /// The first grant message, which says that the owner has the lock. (A second grant message
     /// would add nothing.)
     pub(crate) grant: Option<ReceivedGrant<D>>,
@@ -375,10 +375,10 @@ impl<D> EntryMachine<D> {
     pub(crate) fn collect(
         &mut self,
         now: u64,
-        inbox: Inbox<D>,
+        messages: Messages<D>,
         collector: Collector,
     ) -> Option<ValidGrant<D>> {
-        let Inbox { grant, open_until, has_public_release, must_ask } = inbox;
+        let Messages { grant, open_until, has_public_release, must_ask } = messages;
         if let Some(until) = open_until {
             self.ask_at = self.ask_at.min(until);
         }
@@ -421,10 +421,10 @@ impl<D> EntryMachine<D> {
     /// server may have an entry or a hold of the owner. The second result has the details of a
     /// grant by message that the owner did not use, because no thread collected it or no reply
     /// confirmed it.
-    pub(crate) fn end(&mut self, inbox: Inbox<D>) -> (Undo, Option<D>) {
+    pub(crate) fn end(&mut self, messages: Messages<D>) -> (Undo, Option<D>) {
         self.is_asking = false;
         let granted_by_message = self.granted_by_message.take();
-        let details = inbox.grant.map(|granted| granted.details).or(granted_by_message);
+        let details = messages.grant.map(|granted| granted.details).or(granted_by_message);
         let undo = match (self.is_known, self.in_doubt) {
             (false, _) => Undo::Nothing,
             (true, false) => Undo::Once,
@@ -459,12 +459,12 @@ impl<D> EntryMachine<D> {
     }
 }
 
-impl<D> Inbox<D> {
+impl<D> Messages<D> {
     pub(crate) const fn new() -> Self {
         Self { grant: None, open_until: None, has_public_release: false, must_ask: false }
     }
 
-    /// Takes all messages out of the inbox.
+    /// Takes all messages out.
     pub(crate) fn take(&mut self) -> Self {
         std::mem::replace(self, Self::new())
     }

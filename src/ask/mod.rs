@@ -11,7 +11,7 @@ mod exchanges;
 mod exchanges_tests;
 
 pub(crate) use entry::{
-    AfterReply, By, Collector, EntryMachine, EntryReply, Inbox, Listens, POLL, ReceivedGrant, Then,
-    Undo, ValidGrant,
+    AfterReply, By, Collector, EntryMachine, EntryReply, Listens, Messages, POLL, ReceivedGrant,
+    Then, Undo, ValidGrant,
 };
 pub(crate) use exchanges::Asked;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redlatch_client::sync::Mutex;
 
-use super::line::{FairInbox, QueuedThread};
+use super::line::{QueuedState, QueuedThread};
 use super::*;
 use crate::ask::Asked;
 use crate::hold::line::Line;
@@ -201,7 +201,7 @@ impl World {
                 owner: self.id.next_owner(),
                 thread: Arc::clone(&self.threads[thread]),
                 terms: TERMS,
-                inbox: Mutex::new(FairInbox::new()),
+                state: Mutex::new(QueuedState::new()),
             });
             self.standing().queued.push(Arc::clone(&queued));
             self.at[thread] = At::Stands(queued);
@@ -313,7 +313,7 @@ impl World {
     fn read_signals(&mut self) {
         for thread in 0..self.at.len() {
             if let At::Stands(queued) = &self.at[thread] {
-                let passed = queued.inbox.lock().passed_hold.take();
+                let passed = queued.state.lock().passed_hold.take();
                 if let Some(tenancy) = passed {
                     // The server decides the order. So all threads ahead of this thread must have
                     // left the queue.

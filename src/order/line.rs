@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use redlatch_client::sync::{Mutex, Thread};
 
-use crate::ask::Inbox;
+use crate::ask::Messages;
 use crate::hold::{Hold, Tenancy, Terms};
 use crate::scripts::Owner;
 use crate::scripts::fair::Followers;
@@ -73,7 +73,7 @@ impl Standing {
     /// passed to it, returns the thread's tenancy.
     pub(crate) fn stand_down(&mut self, queued: &Arc<QueuedThread>) -> Option<Arc<Tenancy>> {
         self.queued.retain(|other| !Arc::ptr_eq(other, queued));
-        queued.inbox.lock().passed_hold.take()
+        queued.state.lock().passed_hold.take()
     }
 }
 
@@ -84,12 +84,13 @@ pub(crate) struct QueuedThread {
     pub(crate) owner: Owner,
     pub(crate) thread: Arc<Thread>,
     pub(crate) terms: Terms,
-    pub(crate) inbox: Mutex<FairInbox>,
+    pub(crate) state: Mutex<QueuedState>,
 }
 
-pub(crate) struct FairInbox {
+/// The part of a queued thread that other threads change.
+pub(crate) struct QueuedState {
     /// The messages that the thread has not collected yet.
-    pub(crate) messages: Inbox<Followers>,
+    pub(crate) messages: Messages<Followers>,
     /// Whether the server has answered "queued" to a request of the thread.
     pub(crate) is_queued: bool,
     /// The hold that was passed to the thread. This field is set under the gate's mutex, so a pass
@@ -99,9 +100,9 @@ pub(crate) struct FairInbox {
     got_pass: bool,
 }
 
-impl FairInbox {
+impl QueuedState {
     pub(crate) fn new() -> Self {
-        Self { messages: Inbox::new(), is_queued: false, passed_hold: None, got_pass: false }
+        Self { messages: Messages::new(), is_queued: false, passed_hold: None, got_pass: false }
     }
 }
 
@@ -114,30 +115,29 @@ impl QueuedThread {
     /// Passes the hold to the thread. The thread still has its entry in Redis's queue. If a message
     /// later grants the lock to this entry, the passed hold is lost.
     pub(crate) fn pass(&self, tenancy: Arc<Tenancy>) -> Wake {
-        let mut inbox = self.inbox.lock();
-        (inbox.passed_hold, inbox.got_pass) = (Some(tenancy), true);
+        let mut state = self.state.lock();
+        (state.passed_hold, state.got_pass) = (Some(tenancy), true);
         Wake::thread(&self.thread)
     }
 
-    /// Adds a message to the inbox and wakes the thread. Returns `false` if a hold was passed to
-    /// the thread before, because the thread then reads no more messages.
+    /// Adds a message and wakes the thread. Returns `false` if a hold was passed to the thread
+    /// before, because the thread then collects no more messages.
     ///
-    /// The inbox's mutex puts a grant message and a pass in order. If the grant comes first, it
-    /// goes into the inbox, and the thread collects it before the passed hold
-    /// (`FairEntry::collect`). If the pass comes first, this method refuses the grant, and the
-    /// client gives the grant back.
+    /// The mutex of `state` puts a grant message and a pass in order. If the grant comes first, the
+    /// thread collects it before the passed hold (`FairEntry::collect`). If the pass comes first,
+    /// this method refuses the grant, and the client gives the grant back.
     ///
-    /// This method must check for a pass under the inbox's mutex. Without the mutex, the subscriber
-    /// thread could find no pass. The waiting thread could then get a hold and read its inbox for
-    /// the last time, before the subscriber thread adds the grant. No thread would use that grant,
-    /// and the lock would stay taken until the grant's lease ended.
-    pub(crate) fn wake_with(&self, put: impl FnOnce(&mut Inbox<Followers>)) -> bool {
-        let mut inbox = self.inbox.lock();
-        if inbox.got_pass {
+    /// This method must check for a pass under the mutex. Without the mutex, the subscriber thread
+    /// could find no pass. The waiting thread could then get a hold and collect messages for the
+    /// last time, before the subscriber thread adds the grant. No thread would use that grant, and
+    /// the lock would stay taken until the grant's lease ended.
+    pub(crate) fn wake_with(&self, put: impl FnOnce(&mut Messages<Followers>)) -> bool {
+        let mut state = self.state.lock();
+        if state.got_pass {
             return false;
         }
-        put(&mut inbox.messages);
-        drop(inbox);
+        put(&mut state.messages);
+        drop(state);
         self.wake();
         true
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redlatch_client::sync::Mutex;
 
-use super::line::{FairInbox, QueuedThread};
+use super::line::{QueuedState, QueuedThread};
 use super::*;
 use crate::ask::Asked;
 use crate::hold::line::Line;
@@ -111,7 +111,7 @@ fn stands(state: &mut Order<()>) -> Arc<QueuedThread> {
         owner: ClientId::random().unwrap().next_owner(),
         thread: Thread::placeholder(),
         terms: Terms::watched(LEASE),
-        inbox: Mutex::new(FairInbox::new()),
+        state: Mutex::new(QueuedState::new()),
     });
     state.standing.get_or_insert_default().queued.push(Arc::clone(&queued));
     queued
@@ -146,7 +146,7 @@ fn a_hold_goes_on_in_the_order_of_its_own_kind() {
         assert_eq!(passes(&mut state, &hold), !is_fair || has_followers);
         let plain_has_it = matches!(waiter.take_signal(), Some(Signal::Passed(_)));
         assert_eq!(plain_has_it, !is_fair);
-        assert_eq!(fair.inbox.lock().passed_hold.is_some(), has_followers);
+        assert_eq!(fair.state.lock().passed_hold.is_some(), has_followers);
         let stand = &state.standing.as_ref().unwrap().queued;
         assert_eq!(stand.is_empty(), has_followers, "the others still stand");
     }
@@ -163,14 +163,14 @@ fn the_hold_of_a_leader_goes_to_no_thread_that_stands_in_the_line() {
     let hold = granted(&leader, 0);
     admits(&mut state, &hold, leadership);
     assert_eq!(is(&state), HELD);
-    assert!(fair.inbox.lock().passed_hold.is_none() && waiter.take_signal().is_none());
+    assert!(fair.state.lock().passed_hold.is_none() && waiter.take_signal().is_none());
     assert!(passes(&mut state, &hold));
     let Some(Signal::Passed(next)) = waiter.take_signal() else { panic!("not passed") };
     // No thread is in this process's queue, so the thread releases the hold. The server then grants
     // the lock to the next thread of the line.
     assert!(!passes(&mut state, &next));
     assert_eq!(is(&state), LED);
-    assert!(fair.inbox.lock().passed_hold.is_none());
+    assert!(fair.state.lock().passed_hold.is_none());
     assert_eq!(state.standing.as_ref().unwrap().queued.len(), 1);
 }
 

@@ -10,7 +10,7 @@ use redlatch_client::{Command, Limit};
 use super::gate::GateQueue;
 use super::site::{Leaving, Site};
 use crate::ask::{
-    AfterReply, Asked, By, Collector, EntryMachine, EntryReply, Inbox, Listens, POLL,
+    AfterReply, Asked, By, Collector, EntryMachine, EntryReply, Listens, Messages, POLL,
     ReceivedGrant, Then, Undo, ValidGrant,
 };
 use crate::error::{Error, LostReason};
@@ -51,7 +51,7 @@ pub(crate) struct Mailbox {
 #[derive(Debug)]
 pub(crate) struct MailboxState {
     pub(crate) waker: Waker,
-    pub(crate) inbox: Inbox<GrantDetails>,
+    pub(crate) messages: Messages<GrantDetails>,
 }
 
 /// The subscriber thread calls this when a message on the client's own channel names this owner.
@@ -71,16 +71,16 @@ impl Recipient for Mailbox {
                 if self.is_fenced && details.tokens.is_none() {
                     // The process that released the lock used the re-entrant lock of this name, so
                     // the grant has no tokens. The owner sends a request, and the reply has tokens.
-                    state.inbox.must_ask = true;
+                    state.messages.must_ask = true;
                 } else {
                     let grant = ReceivedGrant { server_time, received_at: now, lease, details };
-                    state.inbox.grant.get_or_insert(grant);
+                    state.messages.grant.get_or_insert(grant);
                 }
                 state
             }
             Message::Open { left, database, lock } if is_this(database, lock) => {
                 let mut state = self.state.lock();
-                state.inbox.open_until = Some(now.saturating_add(clock::nanos(left)));
+                state.messages.open_until = Some(now.saturating_add(clock::nanos(left)));
                 state
             }
             _ => return true,
@@ -138,10 +138,10 @@ impl<D, R: Recipient + 'static> QueueEntry<D, R> {
     /// command that removes the owner from the queue and from the lock.
     pub(crate) fn end_owner(
         &mut self,
-        inbox: Inbox<D>,
+        messages: Messages<D>,
         command: impl FnOnce(&[u8], Option<D>) -> Command,
     ) -> Leftover {
-        let (undo, details) = self.machine.end(inbox);
+        let (undo, details) = self.machine.end(messages);
         let longest = self.machine.longest();
         Leftover { undo, longest, command: command(&self.owner.text(), details) }
     }
@@ -168,15 +168,15 @@ impl QueueSite for Arc<Site> {
         let entry = request_state.as_mut()?;
         let mut state = entry.mailbox.as_ref()?.recipient.state.lock();
         state.waker = claim.waker();
-        let mut inbox = state.inbox.take();
+        let mut messages = state.messages.take();
         drop(state);
-        inbox.has_public_release |= listening.public.take_news();
-        inbox.must_ask |= listening.own.take_news();
-        if inbox.is_empty() {
+        messages.has_public_release |= listening.public.take_news();
+        messages.must_ask |= listening.own.take_news();
+        if messages.is_empty() {
             return None;
         }
         let (now, collector) = (clock::now(), Collector::now(self, claim.need.terms));
-        let granted = entry.machine.collect(now, inbox, collector);
+        let granted = entry.machine.collect(now, messages, collector);
         // Keep the earlier of the two times, so that a new leader asks at once even if the entry
         // would sleep for longer.
         listening.ask_at = listening.ask_at.min(entry.machine.ask_at());
@@ -186,7 +186,7 @@ impl QueueSite for Arc<Site> {
     /// Whether the entry's mailbox has messages that no thread has collected.
     fn may_collect(&self, entry: &Option<QueueEntry>) -> bool {
         let mailbox = entry.as_ref().and_then(|entry| entry.mailbox.as_ref());
-        mailbox.is_some_and(|mailbox| !mailbox.recipient.state.lock().inbox.is_empty())
+        mailbox.is_some_and(|mailbox| !mailbox.recipient.state.lock().messages.is_empty())
     }
 
     /// Gives the leadership to the next thread in the queue. If this thread needs the same mode, it
@@ -221,7 +221,7 @@ impl QueueEntry {
                 name: site.name.clone(),
                 database: site.core.database(),
                 is_fenced: site.keys().is_fenced,
-                state: Mutex::new(MailboxState { waker, inbox: Inbox::new() }),
+                state: Mutex::new(MailboxState { waker, messages: Messages::new() }),
             };
             // From here on, messages to this owner reach `Mailbox::receive`.
             self.mailbox = Some(site.core.recipients.register(self.owner.number(), mailbox));
@@ -338,11 +338,11 @@ impl QueueEntry {
     /// Ends the entry, because no thread of the process wants the lock now. Returns what the server
     /// may still have of the entry's owner.
     pub(super) fn ends(&mut self, site: &Site) -> Leftover {
-        let inbox = match &self.mailbox {
-            Some(mailbox) => mailbox.recipient.state.lock().inbox.take(),
-            None => Inbox::new(),
+        let messages = match &self.mailbox {
+            Some(mailbox) => mailbox.recipient.state.lock().messages.take(),
+            None => Messages::new(),
         };
-        self.end_owner(inbox, |owner, details| {
+        self.end_owner(messages, |owner, details| {
             let chain = details.map_or_else(Chain::default, |details| details.chain);
             site.scripts().give_up_command(owner, chain)
         })

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use super::entry::{
-    AfterReply, By, Collector, EntryMachine, EntryReply, Inbox, Listens, ReceivedGrant, Then, Undo,
-    ValidGrant,
+    AfterReply, By, Collector, EntryMachine, EntryReply, Listens, Messages, ReceivedGrant, Then,
+    Undo, ValidGrant,
 };
 use super::exchanges::Asked;
 use crate::scripts::lock::Again;
@@ -23,9 +23,9 @@ enum EntryEvent {
     Asks(Asked),
     Answered { reply: EntryReply<char>, in_doubt: bool },
     Unanswered { in_doubt: bool },
-    Collects { inbox: Inbox<char>, collector: Collector },
+    Collects { messages: Messages<char>, collector: Collector },
     Unacknowledged { in_doubt: bool },
-    Ends { inbox: Inbox<char> },
+    Ends { messages: Messages<char> },
 }
 
 /// The result of an event.
@@ -57,16 +57,16 @@ fn step(entry: &mut EntryMachine<char>, now: u64, event: EntryEvent) -> Action {
             entry.unanswered(in_doubt);
             None
         }
-        EntryEvent::Collects { inbox, collector } => {
-            let granted = entry.collect(now, inbox, collector);
+        EntryEvent::Collects { messages, collector } => {
+            let granted = entry.collect(now, messages, collector);
             granted.map(|granted| Action::Then(Then::Granted(granted)))
         }
         EntryEvent::Unacknowledged { in_doubt } => {
             entry.unacknowledged(in_doubt);
-            return step(entry, now, EntryEvent::Ends { inbox: Inbox::new() });
+            return step(entry, now, EntryEvent::Ends { messages: Messages::new() });
         }
-        EntryEvent::Ends { inbox } => {
-            let (undo, details) = entry.end(inbox);
+        EntryEvent::Ends { messages } => {
+            let (undo, details) = entry.end(messages);
             Some(Action::GiveBack { undo, details })
         }
     };
@@ -117,23 +117,23 @@ fn grant(server: u64, received: u64) -> Received {
     Received::Grant(message(server, received))
 }
 
-fn inbox<const N: usize>(received: [Received; N]) -> Inbox<char> {
-    let mut inbox = Inbox::new();
+fn messages<const N: usize>(received: [Received; N]) -> Messages<char> {
+    let mut messages = Messages::new();
     for received in received {
         match received {
             Received::Grant(granted) => {
-                inbox.grant.get_or_insert(granted);
+                messages.grant.get_or_insert(granted);
             }
-            Received::Open { until } => inbox.open_until = Some(until),
-            Received::Public => inbox.has_public_release = true,
-            Received::Missed => inbox.must_ask = true,
+            Received::Open { until } => messages.open_until = Some(until),
+            Received::Public => messages.has_public_release = true,
+            Received::Missed => messages.must_ask = true,
         }
     }
-    inbox
+    messages
 }
 
 fn reads<const N: usize>(received: [Received; N]) -> EntryEvent {
-    EntryEvent::Collects { inbox: inbox(received), collector: HERE }
+    EntryEvent::Collects { messages: messages(received), collector: HERE }
 }
 
 /// An owner that sent its first request at 100 ms.
@@ -189,8 +189,9 @@ fn each_state_is_left_as_the_table_says() {
         answered(EntryReply::Granted { already: false, lease: LEASE, waits: false, details: 'r' })
     };
     let give_back = |undo, details| Action::GiveBack { undo, details };
-    let ends: fn() -> EntryEvent = || EntryEvent::Ends { inbox: Inbox::new() };
-    let ends_granted: fn() -> EntryEvent = || EntryEvent::Ends { inbox: inbox([grant(600, 700)]) };
+    let ends: fn() -> EntryEvent = || EntryEvent::Ends { messages: Messages::new() };
+    let ends_granted: fn() -> EntryEvent =
+        || EntryEvent::Ends { messages: messages([grant(600, 700)]) };
     let unacknowledged: fn() -> EntryEvent = || EntryEvent::Unacknowledged { in_doubt: false };
     let in_doubt: fn() -> EntryMachine<char> = || {
         let mut entry = asking();
@@ -363,7 +364,7 @@ fn a_message_that_should_have_come_makes_the_subscription_suspect() {
 fn the_reply_confirms_a_grant_that_replicas_must_have() {
     let mut entry = sleeping();
     let collector = Collector { needs_reply: true, ..HERE };
-    let collects = EntryEvent::Collects { inbox: inbox([grant(600, 700)]), collector };
+    let collects = EntryEvent::Collects { messages: messages([grant(600, 700)]), collector };
     assert_eq!(step(&mut entry, 700 * MS, collects), AT_ONCE);
     step(&mut entry, 700 * MS, asks(700));
     let (mut over, mut another) = (entry.clone(), entry.clone());
@@ -395,7 +396,7 @@ fn a_grant_by_message_counts_from_the_last_exchange() {
 fn a_grant_by_message_counts_only_at_the_same_server_and_for_the_wanted_lease() {
     let brief = Collector { lease: Duration::from_millis(50), ..HERE };
     for collector in [Collector { incarnation: 2, ..HERE }, brief] {
-        let collects = EntryEvent::Collects { inbox: inbox([grant(600, 700)]), collector };
+        let collects = EntryEvent::Collects { messages: messages([grant(600, 700)]), collector };
         assert_eq!(step(&mut sleeping(), 700 * MS, collects), AT_ONCE, "{collector:?}");
     }
 }
@@ -425,7 +426,7 @@ fn a_grant_by_reply_that_is_read_late_is_asked_for_again_a_few_times() {
 
 #[test]
 fn what_a_wait_leaves_to_undo_follows_from_the_replies() {
-    let ends = |mut entry: EntryMachine<char>| entry.end(Inbox::new()).0;
+    let ends = |mut entry: EntryMachine<char>| entry.end(Messages::new()).0;
     for (reply, in_doubt, undo, stands) in [
         (EntryReply::NotTaken, false, Undo::Nothing, false),
         (queued(100, 0), false, Undo::Once, false),
@@ -448,7 +449,7 @@ fn a_queued_reply_that_is_younger_than_the_grant_voids_it_in_either_order() {
     for (replied, grants) in [(1_101, false), (599, true), (600, true)] {
         let mut entry = polling();
         step(&mut entry, 1_102 * MS, answered(queued(replied, 0)));
-        let granted = entry.collect(1_103 * MS, inbox([grant(600, 700)]), HERE);
+        let granted = entry.collect(1_103 * MS, messages([grant(600, 700)]), HERE);
         assert_eq!(granted.is_some(), grants, "{replied}");
         assert_eq!(entry.ask_at(), 0, "only the server knows");
     }

@@ -14,11 +14,11 @@ use redlatch_client::sync::{Mutex, Thread, clock, is_forked};
 use redlatch_client::was_cut;
 
 use super::queue::FairQueue;
-use crate::ask::{Asked, By, Collector, EntryReply, Inbox, ValidGrant};
+use crate::ask::{Asked, By, Collector, EntryReply, Messages, ValidGrant};
 use crate::error::Error;
 use crate::hold::{GrantDetails, Hold, Tenancy, Terms};
 use crate::lease::Cleanup;
-use crate::order::line::{FairInbox, QueuedThread};
+use crate::order::line::{QueuedState, QueuedThread};
 use crate::runtime::Core;
 use crate::scripts::fair::{FairAcquired, Followers, Others, over};
 use crate::scripts::{Replied, Trouble};
@@ -67,26 +67,26 @@ impl FairEntry {
         self.leadership.as_ref().map_or(Duration::ZERO, |_| self.queue.linger(&self.thread))
     }
 
-    /// Whether the inbox has a message or a passed hold. A thread that has sent no request yet has
-    /// no inbox. For such a thread, returns whether it leads and no other thread is about to join
+    /// Whether the mailbox has a message or a passed hold. A thread that has sent no request yet has
+    /// no mailbox. For such a thread, returns whether it leads and no other thread is about to join
     /// its request, because the process neither has the lock nor waits for it.
     pub(super) fn may_collect(&self) -> bool {
         let Some(queued) = &self.entry.mailbox else {
             return self.leadership.is_some() && !self.queue.is_busy();
         };
-        let inbox = queued.recipient.inbox.lock();
-        !inbox.messages.is_empty() || inbox.passed_hold.is_some()
+        let state = queued.recipient.state.lock();
+        !state.messages.is_empty() || state.passed_hold.is_some()
     }
 
-    /// Reads the inbox. Returns the tenancy if the thread was granted the lock and the grant is
+    /// Collects the messages, or a passed hold. Returns the tenancy if the thread was granted the lock and the grant is
     /// still valid.
     pub(super) fn collect(&mut self, listening: &mut Listening) -> Option<Arc<Tenancy>> {
-        let mut inbox = self.entry.mailbox.as_ref()?.recipient.inbox.lock();
-        let messages = inbox.messages.take();
-        // If the inbox has a grant, a passed hold stays in the inbox. If the grant is no longer
+        let mut state = self.entry.mailbox.as_ref()?.recipient.state.lock();
+        let messages = state.messages.take();
+        // If a message is a grant, a passed hold stays in the mailbox. If the grant is no longer
         // valid, the thread sends a request.
-        let passed = if messages.grant.is_some() { None } else { inbox.passed_hold.take() };
-        drop(inbox);
+        let passed = if messages.grant.is_some() { None } else { state.passed_hold.take() };
+        drop(state);
         if messages.is_empty() {
             return passed;
         }
@@ -180,7 +180,7 @@ impl FairEntry {
             owner: self.entry.owner,
             thread: Arc::clone(&self.thread),
             terms: self.terms,
-            inbox: Mutex::new(FairInbox::new()),
+            state: Mutex::new(QueuedState::new()),
         });
         let registered = site.core.recipients.register(queued.owner.number(), Arc::clone(&queued));
         self.entry.mailbox = Some(registered);
@@ -233,7 +233,7 @@ impl FairEntry {
             FairAcquired::Queued { now, ask_after, by_redisson, was_requeued } => {
                 self.was_queued = true;
                 if let Some(queued) = &self.entry.mailbox {
-                    queued.recipient.inbox.lock().is_queued = true;
+                    queued.recipient.state.lock().is_queued = true;
                 }
                 let Site { core, name, .. } = &*self.queue.site;
                 let latest = Listening::latest(core);
@@ -318,7 +318,8 @@ impl FairEntry {
             let _ = queue.site.leave(&tenancy, None, Leaving::Posted);
         }
         used.machine.unacknowledged(in_doubt);
-        let left = used.end_owner(Inbox::new(), |owner, _| queue.scripts().give_up_command(owner));
+        let left =
+            used.end_owner(Messages::new(), |owner, _| queue.scripts().give_up_command(owner));
         queue.site.give_back(left, Cleanup::queued, unacknowledged)
     }
 }
@@ -374,7 +375,7 @@ impl Drop for FairEntry {
         // The entry is given up even if a hold was passed to it. If the server no longer has the
         // passed hold, it may have granted the lock to this entry. No thread would read this grant.
         let scripts = self.queue.scripts();
-        let left = self.entry.end_owner(Inbox::new(), |owner, _| scripts.give_up_command(owner));
+        let left = self.entry.end_owner(Messages::new(), |owner, _| scripts.give_up_command(owner));
         site.remove_leftover(left, Cleanup::queued);
     }
 }

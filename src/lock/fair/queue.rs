@@ -113,7 +113,7 @@ impl FairQueue {
 
     /// Whether the server has put a thread of this process into the queue.
     pub(super) fn has_queued(&self) -> bool {
-        self.site.gate.standing().iter().any(|queued| queued.inbox.lock().is_queued)
+        self.site.gate.standing().iter().any(|queued| queued.state.lock().is_queued)
     }
 
     /// Returns the leader's companions: the newcomers for which the leader sends its request. They
@@ -180,7 +180,7 @@ impl FairQueue {
         }
         let all = self.site.gate.standing();
         let others = all.iter().filter(|queued| {
-            queued.owner.number() != owner.number() && queued.inbox.lock().is_queued
+            queued.owner.number() != owner.number() && queued.state.lock().is_queued
         });
         let owners = others.map(|queued| queued.owner).collect();
         Some(Requeue { queue: Arc::clone(self), owners })

@@ -376,7 +376,7 @@ fn a_thread_that_gives_up_a_passed_hold_gives_back_its_own_grant_too() {
     let leader = queued_leader(&lock);
     guard.unlock().unwrap();
     wait_until("it is granted", TIMEOUT, || {
-        mailbox(&leader).recipient.inbox.lock().messages.grant.is_some()
+        mailbox(&leader).recipient.state.lock().messages.grant.is_some()
     });
     remove_expiry(&server, name);
     pass(&lock, &leader);

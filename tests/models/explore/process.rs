@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::server::{Chain, Client, Message, Owner, Reply, Request};
 use crate::simulated::library::deadline::deadline;
 use crate::simulated::library::entry::{
-    self, AfterReply, By, Collector, EntryMachine, Inbox, Listens, ReceivedGrant, Then, Undo,
+    self, AfterReply, By, Collector, EntryMachine, Listens, Messages, ReceivedGrant, Then, Undo,
     ValidGrant,
 };
 use crate::simulated::library::exchanges::Asked;
@@ -28,7 +28,7 @@ pub(crate) enum Flaw {
     CountsFromReply,
     /// A deadline is later than the end of the lease.
     PastTheLease,
-    /// The inbox is read while a request is in flight.
+    /// The messages are read while a request is in flight.
     ReadsTooEarly,
     /// A wait that ends leaves its entry in the queue.
     LeavesPlace,
@@ -54,7 +54,7 @@ pub(crate) enum State {
 pub(crate) struct Wait {
     pub(crate) number: u8,
     entry: EntryMachine<Token>,
-    inbox: Inbox<Token>,
+    messages: Messages<Token>,
     is_asking: bool,
     /// The request was sent twice.
     is_copy: bool,
@@ -226,7 +226,7 @@ impl Process {
         self.state = State::Waiting(Box::new(Wait {
             number: self.numbers,
             entry: EntryMachine::new(),
-            inbox: Inbox::new(),
+            messages: Messages::new(),
             is_asking: false,
             is_copy: false,
         }));
@@ -234,14 +234,14 @@ impl Process {
 
     pub(crate) fn can_read(&self, flaw: Option<Flaw>) -> bool {
         matches!(&self.state, State::Waiting(wait)
-            if !wait.inbox.is_empty() && (!wait.is_asking || flaw == Some(Flaw::ReadsTooEarly)))
+            if !wait.messages.is_empty() && (!wait.is_asking || flaw == Some(Flaw::ReadsTooEarly)))
     }
 
     pub(crate) fn can_ask(&self, now: u64, flaw: Option<Flaw>) -> bool {
         let State::Waiting(wait) = &self.state else { return false };
         let at = wait.entry.ask_at();
         let is_due = at <= now && (at == 0 || flaw != Some(Flaw::NeverPolls));
-        !wait.is_asking && wait.inbox.is_empty() && is_due
+        !wait.is_asking && wait.messages.is_empty() && is_due
     }
 
     /// Whether a message, a timer or a reply will make the process send a request before its next
@@ -250,7 +250,7 @@ impl Process {
         let State::Waiting(wait) = &self.state else { return false };
         let at = wait.entry.ask_at();
         wait.is_asking
-            || !wait.inbox.is_empty()
+            || !wait.messages.is_empty()
             || !self.messages.there.is_empty()
             || at <= now + POLL && (at == 0 || flaw != Some(Flaw::NeverPolls))
     }
@@ -258,9 +258,9 @@ impl Process {
     /// Reads the messages that the process has received.
     pub(crate) fn reads(&mut self, now: u64, terms: Terms) -> Outcome {
         let State::Waiting(wait) = &mut self.state else { return Outcome::Nothing };
-        let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
+        let messages = std::mem::replace(&mut wait.messages, Messages::new());
         let collector = Collector { lease: terms.lease, incarnation: 0, needs_reply: false };
-        match wait.entry.collect(now, inbox, collector) {
+        match wait.entry.collect(now, messages, collector) {
             Some(granted) => self.enter(now, granted, terms),
             None => Outcome::Nothing,
         }
@@ -281,9 +281,9 @@ impl Process {
         if wait.is_asking {
             wait.entry.unanswered(true);
         }
-        let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
+        let messages = std::mem::replace(&mut wait.messages, Messages::new());
         let owner = Owner { client: self.client, number: wait.number, writes: self.writes };
-        let (undo, _) = wait.entry.end(inbox);
+        let (undo, _) = wait.entry.end(messages);
         self.state = State::Idle;
         if terms.flaw != Some(Flaw::LeavesPlace) {
             self.give_back(now, owner, undo, terms);
@@ -327,16 +327,16 @@ impl Process {
         }
         let State::Waiting(wait) = &mut self.state else { return };
         match heard {
-            Heard::Confirmed => wait.inbox.must_ask = true,
-            Heard::Message(Message::Public { .. }) => wait.inbox.has_public_release = true,
+            Heard::Confirmed => wait.messages.must_ask = true,
+            Heard::Message(Message::Public { .. }) => wait.messages.has_public_release = true,
             Heard::Message(Message::Open { owner, left }) => {
                 if present == Some(owner) {
-                    wait.inbox.open_until = Some(now + left as u64 * MS);
+                    wait.messages.open_until = Some(now + left as u64 * MS);
                 }
             }
             Heard::Message(Message::Grant { now: granted, token, .. }) => {
                 let is_receipt = terms.flaw == Some(Flaw::CountsFromReceipt);
-                wait.inbox.grant.get_or_insert(ReceivedGrant {
+                wait.messages.grant.get_or_insert(ReceivedGrant {
                     server_time: if is_receipt { u64::MAX } else { granted as u64 },
                     received_at: now,
                     lease: Duration::from_millis(2_000),

@@ -110,7 +110,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     client("a deadline counted from the receipt", Flaw::CountsFromReceipt, LOCK),
     client("a deadline counted from the reply", Flaw::CountsFromReply, SLOW),
     client("a deadline past the lease", Flaw::PastTheLease, LOCK),
-    client("the inbox is read before the reply", Flaw::ReadsTooEarly, LOCK),
+    client("the messages are read before the reply", Flaw::ReadsTooEarly, LOCK),
     client("a wait that ends leaves its place", Flaw::LeavesPlace, GIVES_UP),
     client("a copy that comes late is not undone", Flaw::NothingLater, GIVES_UP),
     client("a loss that is not told", Flaw::TellsNoLoss, LOCK),

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! As in the library, a thread with a request in flight does nothing else until the reply or the
-//! end of its wait. Messages that come in the meantime stay in its inbox.
+//! end of its wait. Messages that come in the meantime stay uncollected.
 //!
 //! Times are microseconds on the process's own clock, which never jumps. Times in requests and
 //! replies are milliseconds.
@@ -23,7 +23,7 @@ use super::library::chain::{Chain, ChainStart};
 use super::library::cohort::Cohort;
 use super::library::deadline::deadline;
 use super::library::entry::{
-    self, AfterReply, By, Collector, EntryMachine, Inbox, ReceivedGrant, Then, Undo, ValidGrant,
+    self, AfterReply, By, Collector, EntryMachine, Messages, ReceivedGrant, Then, Undo, ValidGrant,
 };
 use super::library::exchanges::Asked;
 use super::random::Random;
@@ -156,7 +156,7 @@ enum State {
 struct Wait {
     number: u64,
     entry: EntryMachine<Details>,
-    inbox: Inbox<Details>,
+    messages: Messages<Details>,
     /// Whether the thread has an entry in the queue and may send further requests.
     waits: bool,
     request: Option<Request>,
@@ -241,9 +241,9 @@ impl Process {
             Input::InDoubt(request) => self.doubt(now, request),
             Input::Message(message) => self.told(now, message),
             Input::Public | Input::Listening => {
-                self.tell(now, |inbox| inbox.has_public_release = true);
+                self.tell(now, |messages| messages.has_public_release = true);
             }
-            Input::Subscribed => self.tell(now, |inbox| inbox.must_ask = true),
+            Input::Subscribed => self.tell(now, |messages| messages.must_ask = true),
             Input::Timer(timer) => self.timer(now, timer),
         }
         std::mem::take(&mut self.outputs)
@@ -256,7 +256,7 @@ impl Process {
         self.state = State::Waiting(Box::new(Wait {
             number: self.numbers,
             entry: EntryMachine::new(),
-            inbox: Inbox::new(),
+            messages: Messages::new(),
             waits,
             request: None,
             is_copy: false,
@@ -272,10 +272,10 @@ impl Process {
         if wait.request.is_some() {
             return;
         }
-        if !wait.inbox.is_empty() {
-            let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
+        if !wait.messages.is_empty() {
+            let messages = std::mem::replace(&mut wait.messages, Messages::new());
             let collector = Collector { lease: whole(), incarnation: 0, needs_reply: false };
-            if let Some(granted) = wait.entry.collect(nanos(now), inbox, collector) {
+            if let Some(granted) = wait.entry.collect(nanos(now), messages, collector) {
                 return self.enter(now, granted);
             }
         }
@@ -297,10 +297,10 @@ impl Process {
         self.send(request);
     }
 
-    /// Puts a message in the thread's inbox.
-    fn tell(&mut self, now: Time, put: impl FnOnce(&mut Inbox<Details>)) {
+    /// Adds a message to those that the thread has not collected.
+    fn tell(&mut self, now: Time, put: impl FnOnce(&mut Messages<Details>)) {
         if let State::Waiting(wait) = &mut self.state {
-            put(&mut wait.inbox);
+            put(&mut wait.messages);
             self.go_on(now);
         }
     }
@@ -383,9 +383,9 @@ impl Process {
             // The thread does not wait for the reply.
             wait.entry.unanswered(true);
         }
-        let inbox = std::mem::replace(&mut wait.inbox, Inbox::new());
+        let messages = std::mem::replace(&mut wait.messages, Messages::new());
         let number = wait.number;
-        let (undo, details) = wait.entry.end(inbox);
+        let (undo, details) = wait.entry.end(messages);
         self.idle();
         let chain = details.map_or_else(Chain::default, |details| details.chain);
         self.give_back(now, number, chain, undo);
@@ -417,7 +417,7 @@ impl Process {
             matches!(&self.state, State::Waiting(wait) if wait.number == number && wait.waits);
         match message.what {
             What::Open { left } if waits => {
-                self.tell(now, |inbox| inbox.open_until = Some(nanos(now + left * MS)));
+                self.tell(now, |messages| messages.open_until = Some(nanos(now + left * MS)));
             }
             What::Open { .. } => {}
             What::Grant { now: granted, lease, chain, token, .. } => {
@@ -435,8 +435,8 @@ impl Process {
                         lease: Duration::from_millis(lease as u64),
                         details: Details { chain, token },
                     };
-                    self.tell(now, |inbox| {
-                        inbox.grant.get_or_insert(granted);
+                    self.tell(now, |messages| {
+                        messages.grant.get_or_insert(granted);
                     });
                 } else if !matches!(&self.state, State::Holding(hold) if holds(hold)) {
                     self.give_back(now, number, chain, Undo::Once);
