@@ -10,11 +10,9 @@ use redlatch_client::sync::Thread;
 
 use super::multi::GuardLevels;
 use super::{HeldLock, Lock};
-use crate::attempt::Attempt;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::HoldState;
 use crate::owner::Owner;
-use crate::waiting::Wait;
 
 /// The guard of a held lock. Dropping the guard releases the lock.
 ///
@@ -141,15 +139,6 @@ pub enum HeldLocks {
     Several(GuardLevels),
 }
 
-impl HeldLocks {
-    pub(super) fn one(self) -> Option<HeldLock> {
-        match self {
-            Self::One(held) => Some(held),
-            Self::Several(_) => None,
-        }
-    }
-}
-
 /// Evaluates an expression for one held lock or for several.
 macro_rules! each {
     ($held:expr, $it:ident => $what:expr) => {
@@ -158,6 +147,20 @@ macro_rules! each {
             HeldLocks::Several($it) => $what,
         }
     };
+}
+
+impl HeldLocks {
+    pub(super) fn one(self) -> Option<HeldLock> {
+        match self {
+            Self::One(held) => Some(held),
+            Self::Several(_) => None,
+        }
+    }
+
+    #[inline]
+    pub(super) fn leave_minimum_level(&mut self) {
+        each!(self, held => held.leave_minimum_level());
+    }
 }
 
 impl<L: ?Sized, O> LockGuard<L, O> {
@@ -472,28 +475,6 @@ impl<L: ?Sized, O> LockGuard<L, O> {
             HeldLocks::Several(levels) => Some(levels),
             HeldLocks::One(_) => None,
         }
-    }
-}
-
-impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
-    /// Takes the lock, if it is granted before the end of the wait. (Inlined, because the guard is
-    /// large and would be moved once more for each re-entry.)
-    #[inline(always)]
-    pub(super) fn try_take<K: Lock + ?Sized>(
-        lock: &K,
-        wait: Wait<'_>,
-    ) -> Result<Attempt<Self>, Error> {
-        let acquired = lock.acquire(&O::thread(), wait)?;
-        let Some(mut held) = acquired else { return Ok(Attempt::NotTaken) };
-        each!(&mut held, held => held.leave_minimum_level());
-        Ok(Attempt::Taken(Self::new(held)))
-    }
-
-    /// Takes the lock. Only an error can end the wait early.
-    #[inline]
-    pub(super) fn take<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Self, Error> {
-        let taken = Self::try_take(lock, wait)?.into_option();
-        taken.ok_or_else(|| Error::shut_down(&lock.name().into()))
     }
 }
 

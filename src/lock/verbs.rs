@@ -1,4 +1,11 @@
-//! The macros that give each lock its methods.
+//! The macros that give each lock its methods, and the two functions by which these methods take a
+//! lock.
+
+use super::guard::GuardOwner;
+use super::{Lock, LockGuard};
+use crate::attempt::Attempt;
+use crate::error::Error;
+use crate::waiting::Wait;
 
 /// Gives a lock type the methods of [`Lock`](crate::Lock), for callers without the trait.
 macro_rules! own_verbs {
@@ -546,6 +553,28 @@ macro_rules! own_verbs {
             }
         };
     };
+}
+
+impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
+    /// Takes the lock, if it is granted before the end of the wait. (Inlined, because the guard is
+    /// large and would be moved once more for each re-entry.)
+    #[inline(always)]
+    pub(super) fn try_take<K: Lock + ?Sized>(
+        lock: &K,
+        wait: Wait<'_>,
+    ) -> Result<Attempt<Self>, Error> {
+        let acquired = lock.acquire(&O::thread(), wait)?;
+        let Some(mut held) = acquired else { return Ok(Attempt::NotTaken) };
+        held.leave_minimum_level();
+        Ok(Attempt::Taken(Self::new(held)))
+    }
+
+    /// Takes the lock. Only an error can end the wait early.
+    #[inline]
+    pub(super) fn take<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Self, Error> {
+        let taken = Self::try_take(lock, wait)?.into_option();
+        taken.ok_or_else(|| Error::shut_down(&lock.name().into()))
+    }
 }
 
 /// Implements a lock of one name for a type that has a field `handle`.
