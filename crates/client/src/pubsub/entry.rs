@@ -45,7 +45,8 @@ struct EntryState {
     /// The last message.
     message: Vec<u8>,
     waiting: Vec<Waker>,
-    /// The holds that ask the server after each confirmation, by the numbers of their owners.
+    /// The holds that ask the server after each confirmation or refusal, by the numbers of their
+    /// owners.
     hearers: BTreeMap<u64, Weak<dyn Tracked>>,
     /// The time since which no thread listens.
     idle_since: Option<Instant>,
@@ -125,8 +126,8 @@ impl ChannelEntry {
         state.idle_since = None;
     }
 
-    /// Makes the hold of this owner ask the server after each confirmation, until the owner
-    /// [leaves](Self::leave).
+    /// Makes the hold of this owner ask the server after each confirmation or refusal, until the
+    /// owner [leaves](Self::leave).
     pub(crate) fn hear(&self, owner: u64, hearer: Weak<dyn Tracked>) {
         self.state.lock().hearers.insert(owner, hearer);
     }
@@ -168,21 +169,19 @@ impl ChannelEntry {
         Self::wake_all(state);
     }
 
+    /// Records whether the server sends the channel's messages from now on. Called with no mutex
+    /// held.
     pub(crate) fn record_confirmation(&self, confirmation: Confirmation) {
         let mut state = self.state.lock();
         state.confirmation = confirmation;
         // Messages may have been missed until now. Waiters are woken only when their channel is
         // confirmed: a waiter that sent its request earlier could miss the next message. The last
-        // message is dropped, because it may be older than the missed messages.
+        // message is dropped, because it may be older than the missed messages. The holds that hear
+        // on the channel ask the server.
         state.version += 1;
         state.message.clear();
+        let hearers: Vec<_> = state.hearers.values().cloned().collect();
         Self::wake_all(state);
-    }
-
-    /// Makes the holds that hear messages on the channel ask the server, because the server has
-    /// confirmed the channel, and they may have missed messages. Called with no mutex held.
-    pub(crate) fn ask_anew(&self) {
-        let hearers: Vec<_> = self.state.lock().hearers.values().cloned().collect();
         hearers.iter().filter_map(Weak::upgrade).for_each(Tracked::ask_if_wanted);
     }
 
@@ -254,13 +253,13 @@ mod tests {
             (Subscription { entry, hearer: Some(owner) }, hearer)
         });
         let asked = || hearers.each_ref().map(|(_, hearer)| hearer.0.load(Ordering::SeqCst));
-        entries[0].ask_anew();
+        entries[0].record_confirmation(Confirmation::Confirmed);
         assert_eq!(asked(), [1, 1, 0]);
-        entries[1].ask_anew();
+        entries[1].record_confirmation(Confirmation::Confirmed);
         assert_eq!(asked(), [1, 1, 1]);
         let [ended, lasts, _] = hearers;
         drop(ended.0);
-        entries[0].ask_anew();
+        entries[0].record_confirmation(Confirmation::Confirmed);
         assert_eq!([ended.1, lasts.1].map(|hearer| hearer.0.load(Ordering::SeqCst)), [1, 2]);
     }
 

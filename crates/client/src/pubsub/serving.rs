@@ -138,7 +138,6 @@ impl<'a> Serving<'a> {
                 self.read_queue()?;
             }
             entry.record_confirmation(Confirmation::Confirmed);
-            entry.ask_anew();
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::sync::{Waker, is_forked};
 #[derive(Debug)]
 pub struct Subscription {
     pub(super) entry: Arc<ChannelEntry>,
-    /// The owner whose hold asks the server after each confirmation.
+    /// The owner whose hold asks the server after each confirmation or refusal.
     pub(super) hearer: Option<u64>,
 }
 
