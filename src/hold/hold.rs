@@ -94,8 +94,8 @@ pub(crate) struct Hold {
     /// The time on [`clock`] before which no thread releases a kept hold: see `site/keep.rs`. Zero
     /// if the hold is not kept.
     pub(crate) kept_until: AtomicU64,
-    /// The time on [`clock`] at which the server last said that other processes wait for the lock.
-    /// Zero if no process waits, as far as this process knows.
+    /// The newest news of whether other processes wait for the lock: twice the time of the news on
+    /// [`clock`], plus one if they wait.
     wanted: AtomicU64,
     /// The time on [`clock`] at which the hold must ask the server whether others wait, even if no
     /// renewal is due. [`NEVER`] if no thread wants to know whether others wait. With `NEVER`, the
@@ -268,22 +268,18 @@ impl Hold {
     }
 
     pub(crate) fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::SeqCst) != 0
+        self.wanted.load(Ordering::SeqCst) & 1 != 0
     }
 
     /// Takes the message that others wait, which came at `sent_at`, or the server's answer whether
-    /// others wait, to a question that was sent at `sent_at`. A message that came after that is
-    /// newer than the answer, so the answer does not undo it.
+    /// others wait, to a question that was sent at `sent_at`. Only newer news undoes it. (A message
+    /// that came after a question was sent is newer than the answer.)
     pub(crate) fn told_wanted(&self, is_wanted: bool, sent_at: u64) {
         #[cfg(soak_mutants)]
         if !is_wanted && mutants::is("a holder that does not hear that waiters have left") {
             return;
         }
-        let told = |heard: u64| match is_wanted {
-            true => Some(heard.max(sent_at)),
-            false => (heard < sent_at).then_some(0),
-        };
-        let _ = self.wanted.fetch_update(Ordering::SeqCst, Ordering::SeqCst, told);
+        self.wanted.fetch_max((sent_at << 1) | u64::from(is_wanted), Ordering::SeqCst);
     }
 
     pub(crate) fn kind(&self) -> Kind {
