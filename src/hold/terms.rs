@@ -32,12 +32,7 @@ impl Terms {
 
     /// Returns terms with this lease, which is never renewed.
     pub(crate) const fn fixed(lease: Duration) -> Self {
-        Self {
-            lease: clock::nanos(lease),
-            is_watched: false,
-            leaves_to_expire: false,
-            hears: false,
-        }
+        Self { is_watched: false, ..Self::watched(lease) }
     }
 
     /// Returns the same terms, for a thread that will leave its hold to expire as soon as it has
