@@ -55,7 +55,7 @@ struct CallbackState {
 }
 
 #[derive(PartialEq, Eq)]
-pub(super) enum CallbacksThread {
+enum CallbacksThread {
     NotNeeded,
     /// The system refused to start the thread. The watchdog's thread tries again later.
     Refused,
@@ -154,10 +154,10 @@ impl Callbacks {
         }
     }
 
-    /// Starts the callbacks' thread, if `is_due` returns true for the thread's state.
-    pub(super) fn start_if(self: &Arc<Self>, is_due: impl FnOnce(&CallbacksThread) -> bool) {
+    /// Starts the callbacks' thread, if the system has refused to start it before.
+    pub(super) fn start_if_refused(self: &Arc<Self>) {
         let state = self.state.lock();
-        if is_due(&state.thread) {
+        if state.thread == CallbacksThread::Refused {
             self.start(state);
         }
     }

@@ -27,7 +27,7 @@ use log::Level;
 use redlatch_client::sync::{Condvar, Mutex, clock};
 use redlatch_client::{HealthReport, Lane, LaneCheck, Node};
 
-use self::callbacks::{Callbacks, CallbacksThread};
+use self::callbacks::Callbacks;
 pub(crate) use self::cleanup::{Cleanup, Debtor, KeepAlive};
 use self::wheel::{Wheel, WheelKey};
 use crate::error::{Error, LostReason};
@@ -277,11 +277,6 @@ impl Watchdog {
         self.callbacks.run(Box::new(move || callbacks::call(&name, &client, callback)));
     }
 
-    /// Makes the callbacks' thread ready, so that a later callback need not wait for its start.
-    pub(crate) fn start_callbacks_thread(&self) {
-        self.callbacks.start_if(|thread| *thread != CallbacksThread::Runs);
-    }
-
     /// Runs a user's code on the callbacks' thread. The call does not wait for the user's code.
     pub(crate) fn queue_call(&self, call: impl FnOnce() + Send + 'static) {
         self.callbacks.run(Box::new(call));
@@ -339,7 +334,7 @@ impl Watchdog {
                     },
                 }
             }
-            self.callbacks.start_if(|thread| *thread == CallbacksThread::Refused);
+            self.callbacks.start_if_refused();
             if !renewals.is_empty() {
                 let _ = self.jobs.send(Job::Renew(renewals));
             }

@@ -28,7 +28,8 @@ use crate::lease::WantedCallback;
 impl Site {
     /// Registers `callback` for a tenancy.
     pub(crate) fn on_wanted(self: &Arc<Self>, tenancy: &Tenancy, callback: WantedCallback) {
-        self.core.watchdog.start_callbacks_thread();
+        // An empty call starts the callbacks' thread, so that the callback need not wait for that.
+        self.core.watchdog.queue_call(|| ());
         tenancy.on_wanted(callback);
         self.has_calls.store(true, Ordering::SeqCst);
         self.watch_wanted();
