@@ -14,7 +14,7 @@ use super::line::Line;
 use super::terms::Terms;
 use crate::ask::Asked;
 use crate::error::LostReason;
-use crate::lease::schedule::{ASK_WANTED_AFTER, TRACK_AFTER, deadline};
+use crate::lease::schedule::{RENEW_AFTER, TRACK_AFTER, deadline};
 use crate::observe::Kind;
 use crate::runtime::{LiveOwner, Registered};
 use crate::scripts::lock::Tokens;
@@ -100,7 +100,7 @@ pub(crate) struct Hold {
     /// The time on [`clock`] at which the hold must ask the server whether others wait, even if no
     /// renewal is due. [`NEVER`] if no thread wants to know whether others wait. With `NEVER`, the
     /// hold has no further cost.
-    look_at: AtomicU64,
+    pub(super) look_at: AtomicU64,
     /// The subscription to the client's own channel, on which scripts send the message that others
     /// wait. Empty before the client subscribes, or if the owner does not [want](Owner::hears) such
     /// messages. (Boxed, because most holds have none.)
@@ -146,7 +146,7 @@ impl Hold {
         in_doubt: bool,
     ) -> Self {
         let (granted, of_terms) = (clock::nanos(lease), terms.nanos());
-        let first_look = TRACK_AFTER.min(of_terms / ASK_WANTED_AFTER);
+        let first_look = TRACK_AFTER.min(of_terms / RENEW_AFTER);
         let look_at = if owner.hears() { asked.at.saturating_add(first_look) } else { NEVER };
         Self {
             line: None,
@@ -237,34 +237,29 @@ impl Hold {
         self.granted_lease > self.terms.nanos()
     }
 
-    /// Records that a guard has an `on_wanted` callback.
-    pub(crate) fn watch_wanted(&self) {
-        self.look_at.fetch_min(self.next_look(), Ordering::SeqCst);
-    }
-
-    /// Returns the time at which the hold must ask the server whether others wait, if no renewal
-    /// comes before that.
-    pub(super) fn look_at(&self) -> u64 {
-        self.look_at.load(Ordering::SeqCst)
+    /// Makes the hold ask the server whether others wait, at the latest at this time on [`clock`].
+    /// The caller then sets the alarm.
+    pub(crate) fn look_by(&self, at: u64) {
+        self.look_at.fetch_min(at, Ordering::SeqCst);
     }
 
     /// Returns the time of the next look after a renewal or a look that is sent now. (If the hold
     /// is renewed, the next renewal comes first.)
-    fn next_look(&self) -> u64 {
-        clock::now().saturating_add(self.terms.nanos() / ASK_WANTED_AFTER)
+    pub(super) fn next_look(&self) -> u64 {
+        clock::now().saturating_add(self.terms.nanos() / RENEW_AFTER)
     }
 
     /// Whether the renewal that is about to be sent must ask whether others wait. The hold listens
     /// before it asks, so that it does not miss a waiter that comes between these steps.
     pub(super) fn looks(&self, listen: impl FnOnce() -> Subscription) -> bool {
-        if self.look_at() == NEVER {
-            return false;
+        let looks = self.look_at.load(Ordering::SeqCst) != NEVER;
+        if looks {
+            self.look_at.store(self.next_look(), Ordering::SeqCst);
         }
-        self.look_at.store(self.next_look(), Ordering::SeqCst);
         if self.owner.hears() {
             self.own.get_or_init(|| Box::new(listen()));
         }
-        true
+        looks
     }
 
     pub(crate) fn is_wanted(&self) -> bool {

@@ -195,7 +195,7 @@ impl Tenancy {
         self.token.store(again.token.load(Ordering::Relaxed), Ordering::Relaxed);
         // Others may begin to wait for the new hold, so each callback may be called again. The
         // tenancy is in no seat yet, so no thread is calling its callbacks now.
-        let _none = self.update_wanted(false);
+        let _none = self.update_wanted(&again.hold(), false);
         // This store comes last: a guard that reports "held" from here on must read the new hold.
         self.ended.store(false, Ordering::Release);
         before
@@ -329,16 +329,14 @@ impl Tenancy {
         }
     }
 
-    pub(crate) fn has_wanted_callbacks(&self) -> bool {
-        self.end.lock().callbacks().is_some_and(|callbacks| !callbacks.wanted.is_empty())
-    }
-
     /// Records whether others wait for the lock. If others wait, returns the callbacks that were
-    /// not called since they began to wait.
-    pub(crate) fn update_wanted(&self, is_wanted: bool) -> Vec<WantedCallback> {
+    /// not called since they began to wait. If the tenancy has callbacks, its hold `hold` asks the
+    /// server from now on.
+    pub(crate) fn update_wanted(&self, hold: &Hold, is_wanted: bool) -> Vec<WantedCallback> {
         let mut end = self.end.lock();
-        let all = end.callbacks().into_iter().flat_map(|callbacks| &mut callbacks.wanted);
-        let fresh = all.filter_map(|(callback, is_called)| {
+        let End::NotYet(Some(callbacks)) = &mut *end else { return Vec::new() };
+        let fresh = callbacks.wanted.iter_mut().filter_map(|(callback, is_called)| {
+            hold.look_by(hold.next_look());
             let was_called = std::mem::replace(is_called, is_wanted);
             (is_wanted && !was_called).then(|| Arc::clone(callback))
         });

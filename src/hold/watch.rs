@@ -56,8 +56,8 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     /// Returns the object that asks the server about the hold after a change of the tracked key.
     fn query_on_change(self: &Arc<Self>) -> Weak<dyn Tracked>;
 
-    /// Called when others have begun to wait for the lock, or no longer wait.
-    fn update_wanted(&self) {}
+    /// Handles the [news](Hold::told_wanted) whether other processes wait for the lock.
+    fn told_wanted(&self, _hold: &Hold, _is_wanted: bool, _at: u64) {}
 
     /// Handles the loss of the hold, and reports the loss to the threads that have the hold.
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason);
@@ -111,16 +111,6 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         Some(self.renewal(hold, lease))
     }
 
-    /// Returns a query whether the server has the hold, and whether others wait if the hold wants
-    /// to know. If a renewal is due, returns the renewal, whose reply says the same.
-    fn query_or_renewal(self: &Arc<Self>) -> Option<Renewal> {
-        let (hold, lease) = self.with_hold(|renewing| {
-            let hold = Arc::clone(&renewing.hold);
-            (hold, renewing.record_due(&self.core().config, clock::now()))
-        })?;
-        Some(self.renewal(hold, lease))
-    }
-
     fn renewal(self: &Arc<Self>, hold: Arc<Hold>, lease: Option<Duration>) -> Renewal {
         let (kind, key, owner) = (Self::KIND, Arc::clone(self.key()), hold.owner);
         let (is_raise, deadline) = (hold.is_to_be_raised(), hold.deadline());
@@ -132,11 +122,8 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         let asks_if_wanted =
             hold.looks(|| pubsub.hear_own(self.key(), number, self.query_on_change()));
         let renewed = Box::new(move |sent_at, renewed: RenewalOutcome<'_>, resent| {
-            if let Ok((_, is_wanted)) = renewed
-                && asks_if_wanted
-            {
-                hold.told_wanted(is_wanted, sent_at);
-                itself.update_wanted();
+            if let Ok((_, Some(is_wanted))) = renewed {
+                itself.told_wanted(&hold, is_wanted, sent_at);
             }
             let renewed = renewed.map(|(held, _)| held);
             // A renewal without a lease only asks whether the server still has the hold. Only the
@@ -216,10 +203,10 @@ impl<T: Leaseholder> Task for T {
         self.alarm().lock().take_if(|alarm| alarm.due() <= now);
         self.track(now);
         let renewing = self.with_hold(|renewing| {
-            let (hold, looks) = (Arc::clone(&renewing.hold), renewing.hold.look_at() <= now);
-            (hold, renewing.record_due(&self.core().config, now), looks)
+            let hold = Arc::clone(&renewing.hold);
+            (hold, renewing.record_due(&self.core().config, now))
         });
-        let Some((hold, lease, looks)) = renewing else {
+        let Some((hold, lease)) = renewing else {
             // Set an alarm for the next hold now. Then the thread that gets the next hold does not
             // have to wake the watchdog for a new alarm.
             if self.expects_hold(now) {
@@ -231,6 +218,7 @@ impl<T: Leaseholder> Task for T {
             self.lose_hold(&hold, LostReason::LeaseExpired);
             return None;
         }
+        let looks = hold.look_at.load(Ordering::SeqCst) <= now;
         let renewal = (looks || lease.is_some()).then(|| self.renewal(hold, lease));
         self.arm();
         renewal
@@ -248,7 +236,7 @@ impl Renewing<'_> {
     /// Returns the time of the next action: tracking, renewal or the end of the hold.
     pub(crate) fn next(&self, holder: &impl Leaseholder) -> u64 {
         let due = self.state.next(&holder.core().config, clock::now());
-        due.at.min(self.tracked_from(holder)).min(self.hold.look_at())
+        due.at.min(self.tracked_from(holder)).min(self.hold.look_at.load(Ordering::SeqCst))
     }
 
     /// Returns the time from which the server should track the hold's key. Returns `u64::MAX` if

@@ -22,8 +22,10 @@ use crate::config::Config;
 const MS: u64 = 1_000_000;
 
 /// A lease is renewed when this part of it has passed. A hold that ends before then needs no
-/// renewal. The remaining time is enough for three slow failed attempts.
-const RENEW_AFTER: u64 = 3;
+/// renewal. The remaining time is enough for three slow failed attempts. A hold with a fixed lease
+/// asks whether others wait when this part of the lease has passed since it last asked, if a thread
+/// wants to know. (The reply to a renewal says the same.)
+pub(crate) const RENEW_AFTER: u64 = 3;
 /// A renewal may be sent early by this part of the lease, so that renewals that are due at about
 /// the same time share a call.
 const EARLY_BY: u64 = 64;
@@ -48,10 +50,6 @@ const RAISE_RETRY_AFTER: u64 = 400 * MS;
 /// A hold's key is tracked after this time, so that the server reports the hold's loss. A hold that
 /// ends before then needs no tracking.
 pub(crate) const TRACK_AFTER: u64 = 100 * MS;
-
-/// If a thread wants to know whether others wait, the client queries again after this part of the
-/// lease. The reply to a renewal says whether others wait, so a renewed hold needs no such query.
-pub(crate) const ASK_WANTED_AFTER: u64 = RENEW_AFTER;
 
 /// A keep-alive of a fair lock's waiter is valid for a limited time. The client sends this many
 /// keep-alives in that time. After a failed keep-alive, the pause is divided by `KEEP_ALIVE_RETRY`.

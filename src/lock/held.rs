@@ -175,7 +175,7 @@ impl HeldLock {
     }
 
     pub(super) fn is_wanted(&self) -> bool {
-        !is_forked() && self.handle.site.is_wanted(&self.tenancy)
+        self.handle.site.is_wanted(&self.tenancy)
     }
 
     pub(super) fn unlock(self) -> Result<(), Error> {

@@ -92,8 +92,8 @@ pub(crate) fn renew_command<'a>(
     arguments.push(longest.as_bytes());
     let owners: Vec<_> = holds
         .map(|(_, owner, asks)| {
-            let (asks, reads) = (if asks { "want " } else { "" }, owner.mode() == Mode::Read);
-            let reads = if reads { "read " } else { "" };
+            let asks = if asks { "want " } else { "" };
+            let reads = if owner.mode() == Mode::Read { "read " } else { "" };
             [asks.as_bytes(), reads.as_bytes(), &*owner.text()].concat()
         })
         .collect();

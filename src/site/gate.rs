@@ -9,7 +9,6 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 
 use super::queue_entry::QueueEntry;
 use crate::hold::{Hold, HoldLevel, Seat, Tenancy, Terms};
-use crate::lease::WantedCallback;
 use crate::order::line::{QueuedThread, Standing};
 use crate::order::{self, LeaveOutcome, LockNeed, Order, Side};
 use crate::scripts::{Chain, Mode};
@@ -286,22 +285,6 @@ impl Gate {
             let (tenancy, levels) = seat?.tenant(thread)?;
             Some((Arc::clone(tenancy), levels.count()))
         })
-    }
-
-    pub(crate) fn has_waiters(&self) -> bool {
-        self.state.lock().has_waiters()
-    }
-
-    /// Returns the tenants for which others have begun to wait, each with the callbacks that the
-    /// client must now call.
-    pub(super) fn update_wanted(&self) -> Vec<(Arc<Tenancy>, Vec<WantedCallback>)> {
-        let mut state = self.state.lock();
-        let has_waiters = state.has_waiters();
-        let Some(seat) = &state.side(self.mode).seat else { return Vec::new() };
-        let is_wanted = has_waiters || seat.tenancy.hold().is_wanted();
-        let update_wanted =
-            |tenancy: &Arc<Tenancy>| (Arc::clone(tenancy), tenancy.update_wanted(is_wanted));
-        seat.tenancies().map(update_wanted).filter(|(_, callbacks)| !callbacks.is_empty()).collect()
     }
 
     /// Returns all tenants, each with the number of its levels.

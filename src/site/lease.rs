@@ -147,6 +147,9 @@ impl Tracked for Site {
     }
 
     fn ask_if_wanted(self: Arc<Self>) {
-        self.core.watchdog.renew_now(self.query_or_renewal().into_iter().collect());
+        if let Some(hold) = self.gate.hold().filter(|hold| hold.owner.hears()) {
+            hold.look_by(clock::now());
+            self.arm();
+        }
     }
 }

@@ -226,9 +226,8 @@ impl Site {
             hold.unconfirm();
         }
         // The guards' callbacks from before the wait must also be called for the new hold.
-        if tenancy.has_wanted_callbacks() {
-            self.watch_wanted();
-        }
+        self.update_wanted();
+        self.arm();
     }
 
     pub(super) fn release_last(

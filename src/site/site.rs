@@ -186,7 +186,9 @@ impl Member for Site {
     }
 
     fn hear_wanted(&self, owner: u64) {
-        Self::hear_wanted(self, owner);
+        if let Some(hold) = self.gate.hold().filter(|hold| hold.owner.number() == owner) {
+            self.told_wanted(&hold, true, clock::now());
+        }
     }
 
     #[cfg(feature = "in-memory")]
@@ -252,8 +254,9 @@ impl Leaseholder for Site {
         Arc::<Self>::downgrade(self)
     }
 
-    fn update_wanted(&self) {
-        Self::update_wanted(self);
+    fn told_wanted(&self, hold: &Hold, is_wanted: bool, at: u64) {
+        hold.told_wanted(is_wanted, at);
+        self.update_wanted();
     }
 
     /// The loss is reported only by the thread that takes the tenancies out of the seat. If a

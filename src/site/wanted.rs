@@ -19,8 +19,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use redlatch_client::sync::clock;
-
 use super::site::Site;
 use crate::hold::{Leaseholder, Tenancy};
 use crate::lease::WantedCallback;
@@ -32,20 +30,14 @@ impl Site {
         self.core.watchdog.queue_call(|| ());
         tenancy.on_wanted(callback);
         self.has_calls.store(true, Ordering::SeqCst);
-        self.watch_wanted();
-    }
-
-    /// Makes the client call the callbacks of the hold in the seat when others begin to wait, or
-    /// now if others already wait.
-    pub(super) fn watch_wanted(self: &Arc<Self>) {
-        self.with_hold(|renewing| renewing.hold.watch_wanted());
-        self.arm();
         self.update_wanted();
+        self.arm();
     }
 
     /// Whether others wait for the lock, as far as this process knows.
     pub(crate) fn is_wanted(&self, tenancy: &Tenancy) -> bool {
-        tenancy.is_held() && (tenancy.hold().is_wanted() || self.gate.has_waiters())
+        let has_waiters = || self.gate.at(|order, _| order.has_waiters());
+        tenancy.is_held() && (tenancy.hold().is_wanted() || has_waiters())
     }
 
     /// Schedules the callbacks of the guards for whose lock others have just begun to wait. Called
@@ -55,7 +47,17 @@ impl Site {
         if !self.has_calls.load(Ordering::SeqCst) {
             return;
         }
-        for (tenancy, callbacks) in self.gate.update_wanted() {
+        let updated = self.gate.at(|order, _| {
+            let has_waiters = order.has_waiters();
+            let Some(seat) = &order.side(self.mode).seat else { return Vec::new() };
+            let hold = seat.tenancy.hold();
+            let is_wanted = has_waiters || hold.is_wanted();
+            let update = |tenancy: &Arc<Tenancy>| {
+                (Arc::clone(tenancy), tenancy.update_wanted(&hold, is_wanted))
+            };
+            seat.tenancies().map(update).filter(|(_, callbacks)| !callbacks.is_empty()).collect()
+        });
+        for (tenancy, callbacks) in updated {
             tenancy.tell_wanted(&self.core, &self.name);
             for callback in callbacks {
                 let tenancy = Arc::clone(&tenancy);
@@ -66,14 +68,6 @@ impl Site {
                 };
                 self.core.watchdog.queue_callback(&self.name, call);
             }
-        }
-    }
-
-    /// Handles the message that others wait for the lock of this owner.
-    pub(crate) fn hear_wanted(&self, owner: u64) {
-        if let Some(hold) = self.gate.hold().filter(|hold| hold.owner.number() == owner) {
-            hold.told_wanted(true, clock::now());
-            self.update_wanted();
         }
     }
 }
