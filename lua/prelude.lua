@@ -24,11 +24,10 @@ end
 -- Sends the process of `owner`, which has this lock, a message that another owner waits for the
 -- lock. The owner's number is odd (flag 1, docs/wire.md) if the process wants this message. If the
 -- server refuses the message, the process finds the waiter at its next renewal.
-local function send_wanted(owner, database, lock)
+local function send_wanted(owner, lock)
     local number = string.match(owner, '^%d+', 38)
     if number and string.find(number, '[13579]$') and tonumber(number) >= 2^50 then
-        redis.pcall('publish', own_channel(owner),
-            'want ' .. number .. ' ' .. database .. ' ' .. lock)
+        redis.pcall('publish', own_channel(owner), 'want ' .. number .. ' ' .. lock)
     end
 end
 

@@ -279,6 +279,6 @@ elseif not held_by and position == 1 then
 end
 local by_redisson = held_by and not is_ours(held_by) or redissons_ahead > 0
 if may_send_wanted then
-    send_wanted(held_by, database, lock)
+    send_wanted(held_by, lock)
 end
 return {0, now(), ask_after, by_redisson and 1 or 0, was_requeued}

@@ -69,6 +69,6 @@ elseif holder_kind == 1 and place > 1 and is_new == 0 then
     announce(0, owner)
 end
 if held_by and is_first then
-    send_wanted(held_by, database, lock)
+    send_wanted(held_by, lock)
 end
 return {now(), left, place, holder_kind, is_new}

@@ -46,7 +46,7 @@ elseif is_held and redis.acl_check_cmd('lrem', KEYS[2], '', '') then
             if number and tonumber(number) >= 2^50 then
                 redis.pcall('publish',
                     'redisson_lock__channel:{redlatch:' .. string.sub(held_by, 1, 36) .. '}',
-                    'want ' .. number .. ' ' .. (ARGV[3] or 0) .. ' ' .. KEYS[1])
+                    'want ' .. number .. ' ' .. KEYS[1])
             end
             return clock[1] .. ' ' .. clock[2] .. ' '
                 .. (left and left .. ' 0' or '2000 ' .. place) .. ' 1'

@@ -62,7 +62,7 @@ end
 local MAX_TOLD = 100
 if mode and is_first then
     for _, holder in ipairs(redis.pcall('hrandfield', lock, MAX_TOLD)) do
-        send_wanted(holder, database, lock)
+        send_wanted(holder, lock)
     end
 end
 return {now(), open_for or left or PROVISIONAL, place, holder_kind, is_new}

@@ -53,11 +53,7 @@ impl<'a> Message<'a> {
                 let (database, lock) = word(rest)?;
                 Message::Open { left: Duration::from_millis(left), database, lock }
             }
-            "want" => {
-                // The owner's number is unique, so a client need not check the database.
-                let (_, lock) = word::<i64>(rest)?;
-                Message::Wanted { lock }
-            }
+            "want" => Message::Wanted { lock: rest },
             "notify" => {
                 let (database, waiting) = word(rest)?;
                 Message::Notified { database, waiting }
@@ -167,7 +163,7 @@ mod tests {
         let said = Message::Open { left: Duration::from_millis(4), database: 0, lock: "l" };
         assert_eq!(Message::parse(b"open 9 4 0 l"), Some((9, said)));
         let said = Message::Wanted { lock: "a lock" };
-        assert_eq!(Message::parse(b"want 9 0 a lock"), Some((9, said)));
+        assert_eq!(Message::parse(b"want 9 a lock"), Some((9, said)));
         let said = Message::Notified { database: 3, waiting: "a key " };
         assert_eq!(Message::parse(b"notify 9 3 a key "), Some((9, said)));
     }

@@ -145,8 +145,7 @@ impl State {
     pub(crate) fn of(now: i64, state: state::State) -> Self {
         let state::State { holders, queue, scores, left, messages, .. } = state;
         let wanted = |(channel, text): &(String, String)| {
-            let number =
-                text.strip_prefix("want ")?.strip_suffix(&format!(" {DATABASE} {LOCK}"))?;
+            let number = text.strip_prefix("want ")?.strip_suffix(&format!(" {LOCK}"))?;
             let client = channel.strip_prefix(CLIENT_CHANNEL)?.strip_suffix('}')?;
             Some(format!("{client}:{number}"))
         };
