@@ -252,14 +252,11 @@ impl Hold {
     /// Whether the renewal that is about to be sent must ask whether others wait. The hold listens
     /// before it asks, so that it does not miss a waiter that comes between these steps.
     pub(super) fn looks(&self, listen: impl FnOnce() -> Subscription) -> bool {
-        let looks = self.look_at.load(Ordering::SeqCst) != NEVER;
-        if looks {
-            self.look_at.store(self.next_look(), Ordering::SeqCst);
-        }
         if self.owner.hears() {
             self.own.get_or_init(|| Box::new(listen()));
         }
-        looks
+        let next = |at: u64| (at != NEVER).then(|| self.next_look());
+        self.look_at.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_ok()
     }
 
     pub(crate) fn is_wanted(&self) -> bool {
