@@ -85,10 +85,11 @@ pub(crate) trait Recipient: Send + Sync + RefUnwindSafe {
 }
 
 /// The registered owners of this client by their numbers, with the recipients of their messages. An
-/// owner is registered before its first request. The owner remains registered as long as it has a
-/// queue entry, or holds the lock that it got through this entry. Scripts send messages only to
-/// owners with an entry. So if a message grants a lock to an owner that is not registered, no
-/// thread has this hold.
+/// owner that may wait is registered before its first request. The owner remains registered as long
+/// as it has a queue entry, or holds the lock that it got through this entry. Scripts grant by
+/// message only to owners with an entry. So if a message grants a lock to an owner that is not
+/// registered, no thread has this hold. (The message that others wait finds its hold by the lock's
+/// name.)
 #[derive(Default)]
 pub(crate) struct Recipients {
     registered: Mutex<BTreeMap<u64, Weak<Registered>>>,

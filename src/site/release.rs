@@ -32,16 +32,16 @@ impl Site {
         how: Leaving,
     ) -> Result<(), Error> {
         Error::if_forked(&self.name)?;
-        match self.end_level(tenancy, which, how) {
+        match self.leave_gate(tenancy, which, how) {
             (LeaveOutcome::StillHeld, true) => Ok(()),
-            (left, was_held) => self.leave_seat(tenancy, left, was_held, how),
+            (left, was_held) => self.leave_hold(tenancy, left, was_held, how),
         }
     }
 
     /// Does the rest of [`leave`](Self::leave) if the tenancy has left its seat, or was lost
     /// before. (Not inlined, because most calls only end a re-entry.)
     #[inline(never)]
-    fn leave_seat(
+    fn leave_hold(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
         left: LeaveOutcome,
@@ -63,14 +63,14 @@ impl Site {
         how: Leaving,
     ) -> Result<LeaveOutcome, Error> {
         Error::if_forked(&self.name)?;
-        let (left, was_held) = self.end_level(tenancy, which, how);
+        let (left, was_held) = self.leave_gate(tenancy, which, how);
         self.check_left(tenancy, left, was_held)
     }
 
     /// Ends one level of a tenancy at the gate. The `bool` says whether the hold was held until
     /// now.
     #[inline]
-    fn end_level(
+    fn leave_gate(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
         which: Option<HoldLevel>,

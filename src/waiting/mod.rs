@@ -339,8 +339,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             // On every path out of `lead_until_granted`, the `LeadershipGuard` is dropped. Its drop
             // gives the leadership to the first waiter of the process's queue
             // (`QueueSite::transfer_leadership`). For a lock, this waiter also gets the lead. If no
-            // thread waits, the client gives up its entry in Redis's queue. Only `admit` may give
-            // up the leadership earlier.
+            // thread waits, the client gives up its entry in Redis's queue. Only `admit`, and a
+            // fair lock's `request_state`, may take the leadership out of the guard earlier.
             let lead = lead.map(|lead| *lead);
             let site = synchronizer.site();
             return self.lead_until_granted(LeadershipGuard::new(site, leadership, lead));
@@ -416,7 +416,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             let may_collect = || site.may_collect(request_state);
             // The leader sends a request as soon as it begins to lead, and at the time `ask_at`. It
             // also sends one if, since its last request, a message came on the public channel or
-            // the server confirmed one of the leader's channels.
+            // the server confirmed one of the leader's channels. (A lock's `collect` takes this
+            // news, and sets `ask_at` by it.)
             if listening.is_due() {
                 let pause = synchronizer.pause(request_state);
                 if !pause.is_zero() {
