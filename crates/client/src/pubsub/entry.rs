@@ -45,8 +45,7 @@ struct EntryState {
     /// The last message.
     message: Vec<u8>,
     waiting: Vec<Waker>,
-    /// The holds that ask the server after each confirmation or refusal, by the numbers of their
-    /// owners.
+    /// The holds that ask the server after each confirmation, by the numbers of their owners.
     hearers: BTreeMap<u64, Weak<dyn Tracked>>,
     /// The time since which no thread listens.
     idle_since: Option<Instant>,
@@ -126,8 +125,8 @@ impl ChannelEntry {
         state.idle_since = None;
     }
 
-    /// Makes the hold of this owner ask the server after each confirmation or refusal, until the
-    /// owner [leaves](Self::leave).
+    /// Makes the hold of this owner ask the server after each confirmation, until the owner
+    /// [leaves](Self::leave).
     pub(crate) fn hear(&self, owner: u64, hearer: Weak<dyn Tracked>) {
         self.state.lock().hearers.insert(owner, hearer);
     }
@@ -177,10 +176,14 @@ impl ChannelEntry {
         // Messages may have been missed until now. Waiters are woken only when their channel is
         // confirmed: a waiter that sent its request earlier could miss the next message. The last
         // message is dropped, because it may be older than the missed messages. The holds that hear
-        // on the channel ask the server.
+        // on the channel ask the server. (After a refusal they do not: the client subscribes again
+        // and again, and each of its attempts would cost one request for each hold.)
         state.version += 1;
         state.message.clear();
-        let hearers: Vec<_> = state.hearers.values().cloned().collect();
+        let hearers: Vec<_> = match state.confirmation {
+            Confirmation::Confirmed => state.hearers.values().cloned().collect(),
+            _ => Vec::new(),
+        };
         Self::wake_all(state);
         hearers.iter().filter_map(Weak::upgrade).for_each(Tracked::ask_if_wanted);
     }
@@ -225,6 +228,7 @@ impl ChannelEntry {
 mod tests {
     use super::super::{HoldQuery, Subscription};
     use super::*;
+    use crate::connection::error_reply;
 
     #[derive(Default)]
     struct Hearer(AtomicUsize);
@@ -254,6 +258,9 @@ mod tests {
         });
         let asked = || hearers.each_ref().map(|(_, hearer)| hearer.0.load(Ordering::SeqCst));
         entries[0].record_confirmation(Confirmation::Confirmed);
+        assert_eq!(asked(), [1, 1, 0]);
+        let refusal = Cause::said(Arc::new(error_reply("ERR no")), "here:1".into());
+        entries[0].record_confirmation(Confirmation::Refused(refusal));
         assert_eq!(asked(), [1, 1, 0]);
         entries[1].record_confirmation(Confirmation::Confirmed);
         assert_eq!(asked(), [1, 1, 1]);

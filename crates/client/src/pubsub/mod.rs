@@ -286,8 +286,8 @@ impl PubSub {
     }
 
     /// Like [`listen_to_own`](Self::listen_to_own), for the hold of an owner, which
-    /// [asks](Tracked::ask_if_wanted) the server after each confirmation or refusal. Another thread
-    /// wakes the subscriber soon: this call does no I/O.
+    /// [asks](Tracked::ask_if_wanted) the server after each confirmation. Another thread wakes the
+    /// subscriber soon: this call does no I/O.
     pub fn hear_own(&self, key: &str, owner: u64, hearer: Weak<dyn Tracked>) -> Subscription {
         let mut own = self.listen_to_own_by(key, |node| self.host.wake_subscriber_later(node));
         own.entry.hear(owner, hearer);

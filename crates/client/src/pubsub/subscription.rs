@@ -9,7 +9,7 @@ use crate::sync::{Waker, is_forked};
 #[derive(Debug)]
 pub struct Subscription {
     pub(super) entry: Arc<ChannelEntry>,
-    /// The owner whose hold asks the server after each confirmation or refusal.
+    /// The owner whose hold asks the server after each confirmation.
     pub(super) hearer: Option<u64>,
 }
 
