@@ -348,7 +348,7 @@ impl Job {
 /// and less often later.
 ///
 /// If the machine stands still, the threads that should make the condition true stand still, too.
-/// So the time between two checks counts as at most a second.
+/// So a pause between two checks counts as at most a second. The time of a check counts in full.
 ///
 /// # Panics
 ///
@@ -356,18 +356,23 @@ impl Job {
 #[track_caller]
 pub fn wait_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> bool) {
     let (mut waited, mut longest) = (Duration::ZERO, Duration::ZERO);
-    let mut checked = Instant::now();
-    while !condition() {
-        let since = checked.elapsed();
-        checked += since;
-        (waited, longest) = (waited + since.min(Duration::from_secs(1)), longest.max(since));
+    loop {
+        let checked = Instant::now();
+        if condition() {
+            return;
+        }
+        waited += checked.elapsed();
         assert!(
             waited < timeout,
-            "waited {timeout:?} in vain until {what} (longest time between two checks: {longest:?})"
+            "waited {timeout:?} in vain until {what} (longest pause between two checks: \
+             {longest:?})"
         );
         // Check less often over time: hundreds of threads that check each millisecond would
         // overload a small machine.
+        let slept = Instant::now();
         thread::sleep((waited / 8).clamp(Duration::from_millis(1), Duration::from_millis(20)));
+        let pause = slept.elapsed();
+        (waited, longest) = (waited + pause.min(Duration::from_secs(1)), longest.max(pause));
     }
 }
 

@@ -1,3 +1,5 @@
+use std::panic::{self, AssertUnwindSafe};
+
 use super::*;
 use crate::signal::is_alive;
 
@@ -100,4 +102,19 @@ fn servers_end_with_a_killed_parent_even_if_paused() {
 #[should_panic(expected = "pigs fly")]
 fn waiting_in_vain_says_for_what() {
     wait_until("pigs fly", Duration::from_millis(5), || false);
+}
+
+#[test]
+fn the_time_of_a_check_counts_in_full() {
+    let mut checks = 0;
+    let check = || {
+        checks += 1;
+        thread::sleep(Duration::from_millis(1500));
+        false
+    };
+    let waited = panic::catch_unwind(AssertUnwindSafe(|| {
+        wait_until("a slow check is true", Duration::from_millis(1400), check);
+    }));
+    assert!(waited.is_err());
+    assert_eq!(checks, 1);
 }
