@@ -176,7 +176,7 @@ pub(crate) enum EntryReply<D> {
     NotTaken,
 }
 
-/// What to do after a reply, in this order.
+/// What to do after a reply.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct AfterReply<D> {
     /// The channels to listen to from here on.

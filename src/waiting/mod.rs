@@ -10,8 +10,8 @@
 //! admit the grant; if this process has lost it, ask anew
 //! ```
 //!
-//! The leader sends a request as soon as it begins to lead. It sends the next request at the time
-//! that the last answer named, or when a message has come on the public channel. Redis does not
+//! The leader sends a request as soon as it begins to lead, unless it got the lead of a leader whose
+//! last answer still applies. It sends the next request at the time that the last answer named, or when a message has come on the public channel. Redis does not
 //! store messages, so the leader also sends a request after the server has confirmed a new channel.
 //! A grant message comes on the client's own channel. It wakes the leader, which collects the grant
 //! without a request. A wake-up is only a hint: only a reply or a grant message gives the leader
@@ -54,7 +54,7 @@ pub(crate) use wait::{Claim, Sleeper, slow_poll, slow_poll_or};
 pub use waited::Waited;
 
 /// The hooks of a synchronizer, in about the order in which [`acquire`] calls them. (The site has
-/// two more hooks: [`QueueSite::collect`] and `may_collect`.)
+/// three more hooks: [`QueueSite::collect`], `may_collect` and `transfer_leadership`.)
 pub(crate) trait Synchronizer {
     /// The site at which the synchronizer's threads queue.
     type Site: QueueSite;
@@ -414,8 +414,9 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             }
             let Lead { listening, request_state } = &mut *lead;
             let may_collect = || site.may_collect(request_state);
-            // The leader sends a request as soon as it begins to lead, and at the time `ask_at`. It
-            // also sends one if, since its last request, a message came on the public channel or
+            // The leader sends a request at the time `ask_at`. (With a new lead this is zero, so a
+            // leader asks at once. With a lead of another leader it is that leader's time.) It also
+            // sends one if, since its last request, a message came on the public channel or
             // the server confirmed one of the leader's channels. (A lock's `collect` takes this
             // news, and sets `ask_at` by it.)
             if listening.is_due() {

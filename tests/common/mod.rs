@@ -32,8 +32,8 @@ pub(crate) use users::*;
 pub(crate) const TIME_UNIT: Duration = Duration::from_millis(100);
 /// The time limit for an event that should come at once.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
-/// A lease whose end a test can wait for. At least two thirds of it (2.4 s) remain at any time, so it
-/// is renewed in time even on a machine that stands still for two seconds.
+/// A lease whose end a test can wait for. At least two thirds of it (2.4 s) remain at any time, so
+/// it is renewed in time even on a machine that stands still for two seconds.
 pub(crate) const SHORT_LEASE: Duration = Duration::from_millis(36 * TIME_UNIT.as_millis() as u64);
 /// A lease that does not end during a test.
 pub(crate) const LONG_LEASE: Duration = Duration::from_secs(60);

@@ -67,8 +67,8 @@ impl FairEntry {
         self.leadership.as_ref().map_or(Duration::ZERO, |_| self.queue.linger(&self.thread))
     }
 
-    /// Whether the mailbox has a message or a passed hold. A thread that has sent no request yet has
-    /// no mailbox. For such a thread, returns whether it leads and no other thread is about to join
+    /// Whether the mailbox has a message or a passed hold. A thread that has sent no request yet
+    /// has no mailbox. For such a thread, returns whether it leads and no other thread is about to join
     /// its request, because the process neither has the lock nor waits for it.
     pub(super) fn may_collect(&self) -> bool {
         let Some(queued) = &self.entry.mailbox else {
@@ -78,8 +78,8 @@ impl FairEntry {
         !state.messages.is_empty() || state.passed_hold.is_some()
     }
 
-    /// Collects the messages, or a passed hold. Returns the tenancy if the thread was granted the lock and the grant is
-    /// still valid.
+    /// Collects the messages, or a passed hold. Returns the tenancy if the thread was granted the
+    /// lock and the grant is still valid.
     pub(super) fn collect(&mut self, listening: &mut Listening) -> Option<Arc<Tenancy>> {
         let mut state = self.entry.mailbox.as_ref()?.recipient.state.lock();
         let messages = state.messages.take();

@@ -149,8 +149,8 @@ impl<L> PermitGate<L> {
         }
     }
 
-    /// Called after the server has refused the thread's request. Makes the thread the leader, or
-    /// queues the thread if there is a leader.
+    /// Called after the server has refused the thread's request, or if the thread must pause before
+    /// its request. Makes the thread the leader, or queues the thread if there is a leader.
     pub(crate) fn lead_or_queue(&self, thread: &Arc<Thread>, need: PermitNeed) -> EnterPermits<L> {
         let mut state = self.state.lock();
         let Some(leadership) = state.queue.try_lead() else {

@@ -2,9 +2,9 @@
 //! and for how long the process keeps permits.
 //!
 //! While no thread leads or waits, every thread sends its own request. After a refusal, threads
-//! queue at the [`gate`](PermitGate), and the first thread becomes the leader. The leader sends one request
-//! for itself and the threads behind it, and waits in the driver (`waiting::acquire`) while other
-//! processes have the permits.
+//! queue at the [`gate`](PermitGate), and the first thread becomes the leader. The leader sends one
+//! request for itself and the threads behind it, and waits in the driver (`waiting::acquire`) while
+//! other processes have the permits.
 
 mod gate;
 mod turn;
@@ -126,8 +126,8 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         (S::KIND, need.permits)
     }
 
-    /// If no thread waits, sends a request for this thread alone. After a refusal, makes the thread
-    /// the leader or queues it.
+    /// If no thread waits, sends a request for this thread alone. After a refusal, or if the process
+    /// must pause, makes the thread the leader or queues it.
     fn enter(&self, claim: &Claim<'_, PermitNeed>) -> Result<EnterPermits<S::Lease>, Error> {
         let (gate, Claim { thread, need, wait }) = (self.gate(), claim);
         if let Some(entered) = gate.enter(thread, *need, wait.blocks()) {
