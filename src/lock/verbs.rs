@@ -556,24 +556,28 @@ macro_rules! own_verbs {
 }
 
 impl<L: ?Sized, O: GuardOwner> LockGuard<L, O> {
-    /// Takes the lock, if it is granted before the end of the wait. (Inlined, because the guard is
-    /// large and would be moved once more for each re-entry.)
+    /// Takes the lock. Returns `None` if the wait ended before the grant. (Inlined, because the
+    /// guard is large and would be moved once more for each re-entry.)
     #[inline(always)]
+    fn attempt<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Option<Self>, Error> {
+        let Some(mut held) = lock.acquire(&O::thread(), wait)? else { return Ok(None) };
+        held.leave_minimum_level();
+        Ok(Some(Self::new(held)))
+    }
+
+    /// Takes the lock, if it is granted before the end of the wait.
+    #[inline]
     pub(super) fn try_take<K: Lock + ?Sized>(
         lock: &K,
         wait: Wait<'_>,
     ) -> Result<Attempt<Self>, Error> {
-        let acquired = lock.acquire(&O::thread(), wait)?;
-        let Some(mut held) = acquired else { return Ok(Attempt::NotTaken) };
-        held.leave_minimum_level();
-        Ok(Attempt::Taken(Self::new(held)))
+        Self::attempt(lock, wait).map(Attempt::of)
     }
 
     /// Takes the lock. Only an error can end the wait early.
     #[inline]
     pub(super) fn take<K: Lock + ?Sized>(lock: &K, wait: Wait<'_>) -> Result<Self, Error> {
-        let taken = Self::try_take(lock, wait)?.into_option();
-        taken.ok_or_else(|| Error::shut_down(&lock.name().into()))
+        Self::attempt(lock, wait)?.ok_or_else(|| Error::shut_down(&lock.name().into()))
     }
 }
 
