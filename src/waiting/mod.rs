@@ -10,12 +10,12 @@
 //! admit the grant; if this process has lost it, ask anew
 //! ```
 //!
-//! The leader sends a request as soon as it begins to lead, unless it got the lead of a leader whose
-//! last answer still applies. It sends the next request at the time that the last answer named, or when a message has come on the public channel. Redis does not
-//! store messages, so the leader also sends a request after the server has confirmed a new channel.
-//! A grant message comes on the client's own channel. It wakes the leader, which collects the grant
-//! without a request. A wake-up is only a hint: only a reply or a grant message gives the leader
-//! the lock.
+//! The leader sends a request as soon as it begins to lead, unless it got the lead of a leader
+//! whose last answer still applies. It sends the next request at the time that the last answer
+//! named, or when a message has come on the public channel. Redis does not store messages, so the
+//! leader also sends a request after the server has confirmed a new channel. A grant message comes
+//! on the client's own channel. It wakes the leader, which collects the grant without a request. A
+//! wake-up is only a hint: only a reply or a grant message gives the leader the lock.
 //!
 //! Every wait ends, because every sleep ends: at the time that the last answer named, at the
 //! deadline, or at the next slow poll, whichever comes first. (A slow poll is a request after about

@@ -2,8 +2,8 @@
 //!
 //! If the server refuses a request, its thread becomes the leader, unless its call may not wait.
 //! While a thread leads or waits, the gate is closed, and arriving threads queue. The leader sends
-//! one request for itself and the threads behind it. If a thread of
-//! this process gives permits back, the first thread in the queue may get them directly.
+//! one request for itself and the threads behind it. If a thread of this process gives permits
+//! back, the first thread in the queue may get them directly.
 //!
 //! A thread gets all the permits that it needs, or none. The first thread in the queue gets permits
 //! from the server or from another thread as soon as they cover its whole need, and no thread
