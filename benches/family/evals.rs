@@ -59,8 +59,8 @@ pub(crate) fn section(lab: &Lab, goals: &mut Goals) {
     println!("{table}");
 }
 
-/// Reports the time of a script alone and of a guard's script: the client's time in nanoseconds, and
-/// the server's time in microseconds.
+/// Reports the time of a script alone and of a guard's script: the client's time in nanoseconds,
+/// and the server's time in microseconds.
 pub(crate) fn work(job: &Job) {
     job.arg(2).parse::<Place>().unwrap().take();
     let (url, name) = (job.arg(0), job.arg(1));

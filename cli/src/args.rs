@@ -20,8 +20,9 @@ const COMMON: &str = "Options of all commands";
 #[derive(Debug, Parser)]
 #[command(name = "redlatch", version, max_term_width = 100)]
 pub(crate) struct Args {
-    /// The server's URL: redis://…, rediss://…, redis-sentinel://… or redis-cluster://…. Other users
-    /// of the machine can see this option. If the URL has a password, use REDLATCH_URL or a file.
+    /// The server's URL: redis://…, rediss://…, redis-sentinel://… or redis-cluster://…. Other
+    /// users of the machine can see this option. If the URL has a password, use REDLATCH_URL or a
+    /// file.
     #[arg(long, env = "REDLATCH_URL", hide_env_values = true, global = true)]
     #[arg(help_heading = COMMON)]
     url: Option<String>,
@@ -68,8 +69,8 @@ pub(crate) enum Task {
         #[arg(long, value_parser = duration, value_name = "TIME")]
         limit: Option<Duration>,
     },
-    /// Lists the locks that are held, and the semaphores and latches for which processes wait. Scans
-    /// the server's keys, 200 at a time.
+    /// Lists the locks that are held, and the semaphores and latches for which processes wait.
+    /// Scans the server's keys, 200 at a time.
     Ls {
         /// Which names: `*` stands for any text, and `?` for any character.
         #[arg(default_value = "*")]
@@ -78,8 +79,8 @@ pub(crate) enum Task {
         #[arg(long)]
         json: bool,
     },
-    /// Shows the list of `ls` again and again. On a terminal it fills the screen, until you press q.
-    /// Otherwise it is printed, with an empty line after each scan.
+    /// Shows the list of `ls` again and again. On a terminal it fills the screen, until you press
+    /// q. Otherwise it is printed, with an empty line after each scan.
     Top {
         /// Which names: `*` stands for any text, and `?` for any character.
         #[arg(default_value = "*")]
@@ -142,8 +143,8 @@ pub(crate) enum Task {
         user: String,
     },
     /// Shows a server's version, role, eviction policy and persistence, and whether the URL's user
-    /// has the rights to use a name. `!` marks a drawback or a missing right. Changes nothing on the
-    /// server. Status 77: the user lacks rights.
+    /// has the rights to use a name. `!` marks a drawback or a missing right. Changes nothing on
+    /// the server. Status 77: the user lacks rights.
     Doctor {
         /// The server's URL, instead of --url.
         #[arg(value_name = "URL")]
@@ -208,8 +209,8 @@ pub(crate) struct Run {
     /// Stops the command after this time, with status 124.
     #[arg(long, value_parser = duration, value_name = "TIME")]
     pub(crate) max_hold: Option<Duration>,
-    /// Sends the command this signal, such as USR1 or SIGTERM, each time that another process begins
-    /// to wait for the lock while none waited before. The command's first second is spared.
+    /// Sends the command this signal, such as USR1 or SIGTERM, each time that another process
+    /// begins to wait for the lock while none waited before. The command's first second is spared.
     #[arg(long, value_name = "SIGNAL", conflicts_with = "permits")]
     #[arg(ignore_case = true, hide_possible_values = true, value_parser = signals())]
     pub(crate) on_wanted: Option<i32>,

@@ -21,6 +21,7 @@ then
         redis.call('hset', KEYS[2], 'value', ARGV[6])
     end
 end
--- If the server refuses the message, each observer finds the new leader when it next runs state.lua.
+-- If the server refuses the message, each observer finds the new leader when it next runs
+-- state.lua.
 redis.pcall('publish', ARGV[5], '1')
 return 1

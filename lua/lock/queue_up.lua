@@ -10,11 +10,11 @@
 -- the server as much as a command.)
 --
 -- RPUSH is the first write, because its reply shows whether any owner waits. If a later command is
--- refused, if the owner already had an entry, or if the first owner in the queue finds no usual time
--- to live, the script removes the new entry, and the rest of the script replies. So the script first
--- checks that the user may remove the entry. In a poll, a refused command does no harm, because a
--- poll adds no entry. (A usual time to live is below 10^14 ms. Lua would write a longer time with an
--- exponent.)
+-- refused, if the owner already had an entry, or if the first owner in the queue finds no usual
+-- time to live, the script removes the new entry, and the rest of the script replies. So the script
+-- first checks that the user may remove the entry. In a poll, a refused command does no harm,
+-- because a poll adds no entry. (A usual time to live is below 10^14 ms. Lua would write a longer
+-- time with an exponent.)
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 local holders = redis.pcall('hrandfield', KEYS[1], '2')
 local held_by = holders and holders[1]

@@ -148,9 +148,9 @@ end
 
 -- For a lock with many readers: examines a few readers at random. Returns nil if `examine_readers`
 -- must examine all readers. There are three such cases: all examined leases have expired; no live
--- redlatch reader was examined; or the lock's time to live may come from the lease of `owner` alone.
--- Otherwise returns the lock's time to live and the dead readers among the examined readers. The
--- lock then keeps its time to live, which may come from a reader that has left. When only MANY
+-- redlatch reader was examined; or the lock's time to live may come from the lease of `owner`
+-- alone. Otherwise returns the lock's time to live and the dead readers among the examined readers.
+-- The lock then keeps its time to live, which may come from a reader that has left. When only MANY
 -- readers are left, `examine_readers` corrects this time. If all readers die, `free_if_all_dead`
 -- corrects it.
 local function sample_readers(owner)

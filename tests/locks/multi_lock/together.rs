@@ -60,8 +60,8 @@ fn lock_of(server: &Server, all: &MultiLock) -> (u64, MultiLockGuard) {
     scripts_of(server, || all.lock().unwrap())
 }
 
-/// The release of each lock goes over that lock's own connection, ahead of the next request for this
-/// lock.
+/// The release of each lock goes over that lock's own connection, ahead of the next request for
+/// this lock.
 #[test]
 fn after_a_drop_each_lock_is_free_at_once() {
     let server = server();

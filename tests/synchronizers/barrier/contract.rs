@@ -8,8 +8,9 @@ use redlatch::Waited;
 use super::*;
 
 /// "Waits until all parties have invoked await." "Returns the arrival index of the current thread,
-/// where index getParties() - 1 indicates the first to arrive and zero indicates the last to arrive."
-/// "The barrier is called cyclic because it can be re-used after the waiting threads are released."
+/// where index getParties() - 1 indicates the first to arrive and zero indicates the last to
+/// arrive." "The barrier is called cyclic because it can be re-used after the waiting threads are
+/// released."
 #[test]
 fn all_wait_for_the_last_again_and_again_and_know_their_index() {
     let server = server();
@@ -55,8 +56,8 @@ fn a_barrier_trips_at_its_number_of_parties_which_must_be_valid() {
     assert!(!none.reset().unwrap() && !none.delete().unwrap());
 }
 
-/// "If the current thread is the last thread to arrive, and a non-null barrier action was supplied in
-/// the constructor, then the current thread runs the action before allowing the other threads to
+/// "If the current thread is the last thread to arrive, and a non-null barrier action was supplied
+/// in the constructor, then the current thread runs the action before allowing the other threads to
 /// continue."
 #[test]
 fn the_last_party_runs_the_action_before_any_goes_on() {
@@ -134,9 +135,10 @@ fn a_party_that_comes_during_the_action_is_one_of_the_next_generation() {
     });
 }
 
-/// "If the specified waiting time elapses then TimeoutException is thrown", "the barrier is placed in
-/// the broken state", "BrokenBarrierException if another thread ... timed out while the current
-/// thread was waiting". "If the time is less than or equal to zero, the method will not wait at all."
+/// "If the specified waiting time elapses then TimeoutException is thrown", "the barrier is placed
+/// in the broken state", "BrokenBarrierException if another thread ... timed out while the current
+/// thread was waiting". "If the time is less than or equal to zero, the method will not wait at
+/// all."
 #[test]
 fn a_party_whose_time_is_over_breaks_the_barrier_for_all() {
     let server = server();
@@ -250,9 +252,9 @@ fn a_party_that_is_cancelled_breaks_the_barrier_for_all() {
     left(&barriers[0], barriers[0].wait_within(wait));
 }
 
-/// "Resets the barrier to its initial state. If any parties are currently waiting at the barrier, they
-/// will return with a BrokenBarrierException." "isBroken: true if one or more parties broke out of
-/// this barrier ... since construction or the last reset".
+/// "Resets the barrier to its initial state. If any parties are currently waiting at the barrier,
+/// they will return with a BrokenBarrierException." "isBroken: true if one or more parties broke
+/// out of this barrier ... since construction or the last reset".
 #[test]
 fn a_reset_breaks_the_present_generation_and_mends_the_barrier() {
     let server = server();

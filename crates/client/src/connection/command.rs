@@ -111,9 +111,9 @@ struct Text {
 }
 
 /// A text in the scripts of `lua/`, and its replacement for a cluster. In a cluster a channel
-/// contains the script's first key, so that all channels of the script are in the key's slot. If the
-/// channel were an argument of the script instead, each call would have more bytes, also at a single
-/// server.
+/// contains the script's first key, so that all channels of the script are in the key's slot. If
+/// the channel were an argument of the script instead, each call would have more bytes, also at a
+/// single server.
 const OWN: [&str; 2] = [
     "'redisson_lock__channel:{redlatch:'",
     "('redisson_lock__channel:' .. (string.find(KEYS[1], '{', 1, true) and KEYS[1] \

@@ -173,7 +173,8 @@ impl Link {
         self.opened_in.saturating_mul(2).max(patience).min(self.response_timeout)
     }
 
-    /// Whether a call must read the owed replies before it writes: see [`Command::reply_before_next`].
+    /// Whether a call must read the owed replies before it writes: see
+    /// [`Command::reply_before_next`].
     pub(super) fn reads_first(&self) -> bool {
         self.owed.iter().any(|owed| owed.command.is_reply_before_next())
     }

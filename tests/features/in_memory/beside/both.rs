@@ -223,7 +223,8 @@ impl Both {
         }
         let mut own_command = command.clone();
         (self.planted)(&mut own_command);
-        // A script may write its time in µs, or reply with it. Only these texts show the exact time.
+        // A script may write its time in µs, or reply with it. Only these texts show the exact
+        // time.
         let replied = || reply.as_ref().and_then(replied).filter(|it| (began..=ended).contains(it));
         let at = written(&keys.1, began..=ended).or_else(replied).unwrap_or(began);
         let mut own = self.own(peer, at, &own_command);

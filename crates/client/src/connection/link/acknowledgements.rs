@@ -109,9 +109,9 @@ fn too_few(had: i64, ReplicaAcks { count, within }: ReplicaAcks) -> RedisError {
 mod tests {
     use super::*;
 
-    /// The server ends a WAIT at one of its ticks, up to 100 ms late. If the background thread closed
-    /// the link before this tick, threads would get failures although their commands have run. If
-    /// each WAIT counted as late, a link would notice a dead server seconds later.
+    /// The server ends a WAIT at one of its ticks, up to 100 ms late. If the background thread
+    /// closed the link before this tick, threads would get failures although their commands have
+    /// run. If each WAIT counted as late, a link would notice a dead server seconds later.
     #[test]
     fn a_reply_to_a_wait_may_be_late_by_one_tick_of_the_server() {
         const TICK: Duration = Duration::from_millis(100);
