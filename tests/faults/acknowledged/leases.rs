@@ -43,7 +43,7 @@ fn a_renewal_that_no_replica_has_makes_nothing_longer() {
 #[test]
 fn a_loss_is_reported_though_no_replica_acknowledges() {
     let pair = Pair::start(Duration::ZERO);
-    let client = pair.patient().watchdog_timeout(TIME_UNIT * 30).connect().unwrap();
+    let client = pair.patient().watchdog_timeout(LEASE).connect().unwrap();
     let guard = client.reentrant_lock("revoked").lock().unwrap();
     pair.replica.pause();
     let () = pair.master.connection().del("revoked").unwrap();

@@ -120,7 +120,7 @@ fn a_check_while_its_lease_is_being_raised_does_not_wait_for_that() {
 fn a_level_of_the_watchdogs_takes_nothing_from_a_fixed_lease_that_is_longer() {
     let server = server();
     let proxy = Proxy::before(&server);
-    let client = Client::builder(&proxy.url()).watchdog_timeout(TIME_UNIT * 30).connect().unwrap();
+    let client = Client::builder(&proxy.url()).watchdog_timeout(SHORT_LEASE).connect().unwrap();
     let lock = client.reentrant_lock("levels");
     let inner = lock.clone();
     let waiter = handed(&server, &proxy, &lock.with_lease(LONG_LEASE), move |guard, _| {

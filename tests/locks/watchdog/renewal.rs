@@ -195,7 +195,7 @@ fn a_watched_level_in_a_fixed_hold_is_renewed_while_it_is_open() {
     assert!(outer.is_held() && inner.is_held());
     inner.unlock().unwrap();
     assert!(outer.is_held());
-    wait_until("its own lease ends", LEASE * 3 / 2, || !outer.is_held());
+    wait_until("its own lease ends", TIMEOUT, || !outer.is_held());
     assert_eq!(outer.unlock().unwrap_err().kind(), ErrorKind::LeaseLost);
 }
 
