@@ -287,17 +287,17 @@ impl World {
         let tenancy = self.has(mode)[thread].take().unwrap();
         let hold = Arc::clone(&tenancy.hold());
         match self.state.leave(mode, &tenancy, None, self.now) {
-            LeaveOutcome::Passed(_, wakes) => {
+            Ok(LeaveOutcome::Passed(_, wakes)) => {
                 assert_eq!(hold.asked.at, self.now, "after the turn");
                 let passes_leader = hold.line.is_none() && self.state.queue.is_led();
                 assert!(!passes_leader, "past a leader");
                 wakes.into_iter().for_each(Wake::now);
             }
-            LeaveOutcome::Release(_, Some(leadership)) => {
+            Ok(LeaveOutcome::Release(_, Some(leadership))) => {
                 self.at[thread] = At::Releases(hold, leadership);
             }
-            LeaveOutcome::Release(_, None) => self.forget(&hold),
-            LeaveOutcome::OthersStay => assert!(self.reads.iter().any(Option::is_some)),
+            Ok(LeaveOutcome::Release(_, None)) => self.forget(&hold),
+            Ok(LeaveOutcome::OthersStay) => assert!(self.reads.iter().any(Option::is_some)),
             other => panic!("{other:?}"),
         }
     }

@@ -131,12 +131,13 @@ pub(crate) enum Admission {
     NotHeld,
 }
 
-/// The result of leaving, and what the thread must do next. (The seats are boxed to keep this enum
+/// The result of leaving, and what the thread must do next. (The seats are boxed to keep this type
 /// small: it is moved even if the thread only ends a level.)
+pub(crate) type Left = Result<LeaveOutcome, LeftTooLate>;
+
+/// The thread had the hold until it left.
 #[derive(Debug)]
 pub(crate) enum LeaveOutcome {
-    /// The tenancy is not in the seat, because it was lost or released before.
-    NotThere,
     /// The tenancy has levels left.
     StillHeld,
     /// The tenancy has ended, and other tenancies still share the hold.
@@ -149,6 +150,20 @@ pub(crate) enum LeaveOutcome {
     /// the leadership. The leadership is `None` if another thread leads, or if the thread has left
     /// the readers' seat.
     Release(Box<Seat>, Option<QueueLeadership>),
+}
+
+/// The thread has left a hold that was over or lost before.
+#[derive(Debug)]
+pub(crate) enum LeftTooLate {
+    /// The tenancy is not in the seat, because it was lost or released before.
+    NotThere,
+    /// The tenancy has levels left. Their guards report the loss.
+    LevelsStay,
+    /// The tenancy has ended. The thread must declare the hold lost for the other tenancies.
+    OthersStay,
+    /// The last tenancy has left this seat. The thread must clean up after the hold, and then
+    /// transfer the leadership, which is `None` as in [`LeaveOutcome::Release`].
+    Last(Box<Seat>, Option<QueueLeadership>),
 }
 
 /// The transitions. The caller passes the time, because this module reads no clock.
@@ -307,15 +322,18 @@ impl<I> Order<I> {
         tenancy: &Arc<Tenancy>,
         which: Option<HoldLevel>,
         now: u64,
-    ) -> LeaveOutcome {
+    ) -> Left {
+        // The end of the level may also end the hold, so this is read before.
+        let was_held = tenancy.is_held_at(now);
         match self.side(mode).seat.as_mut().and_then(|seat| seat.end_level(tenancy, which)) {
-            Some(LevelEnd::StillHeld) => LeaveOutcome::StillHeld,
+            Some(LevelEnd::StillHeld) if was_held => Ok(LeaveOutcome::StillHeld),
+            Some(LevelEnd::StillHeld) => Err(LeftTooLate::LevelsStay),
             Some(LevelEnd::OthersStay) => {
                 // The tenancy is marked as left under the mutex, before the other tenants can
                 // leave. Otherwise the last tenant could leave first, and this tenancy's guard
                 // would report "held" although nobody has the lock.
                 tenancy.record_left();
-                LeaveOutcome::OthersStay
+                if was_held { Ok(LeaveOutcome::OthersStay) } else { Err(LeftTooLate::OthersStay) }
             }
             // The level was the last level of the seat.
             None => self.leave_seat(mode, tenancy, now),
@@ -324,18 +342,18 @@ impl<I> Order<I> {
 
     /// Ends all levels of the tenancy at once, and otherwise does the same as
     /// [`leave`](Self::leave). The returned seat still has these levels.
-    pub(crate) fn leave_seat(
-        &mut self,
-        mode: Mode,
-        tenancy: &Arc<Tenancy>,
-        now: u64,
-    ) -> LeaveOutcome {
+    pub(crate) fn leave_seat(&mut self, mode: Mode, tenancy: &Arc<Tenancy>, now: u64) -> Left {
         let Some(seat) = self.side(mode).seat.take_if(|seat| seat.is(tenancy)) else {
-            return LeaveOutcome::NotThere;
+            return Err(LeftTooLate::NotThere);
         };
-        let hold = tenancy.hold();
-        if let Some(wakes) = self.pass(&seat, &hold, now) {
-            return LeaveOutcome::Passed(Box::new(seat), wakes);
+        let (hold, was_held) = (tenancy.hold(), tenancy.is_held_at(now));
+        if was_held {
+            // The tenancy is marked as left before the next thread can see a pass. From then on,
+            // the guard of the leaving thread must not report that the lock is held.
+            tenancy.record_left();
+            if let Some(wakes) = self.pass(&seat, &hold, now) {
+                return Ok(LeaveOutcome::Passed(Box::new(seat), wakes));
+            }
         }
         if hold.line.is_some() {
             self.standing.get_or_insert_default().releasing += 1;
@@ -346,7 +364,12 @@ impl<I> Order<I> {
         // writer that waits for the readers, its request may run before the release.)
         self.side(mode).cohort.note_release(now, hold.details.chain);
         let leadership = if mode == Mode::Read { None } else { self.queue.lead_before_waiters() };
-        LeaveOutcome::Release(Box::new(seat), leadership)
+        let seat = Box::new(seat);
+        if was_held {
+            Ok(LeaveOutcome::Release(seat, leadership))
+        } else {
+            Err(LeftTooLate::Last(seat, leadership))
+        }
     }
 
     /// Passes the hold of `left` to the next thread, if that thread may have the hold now. `left`
@@ -357,10 +380,6 @@ impl<I> Order<I> {
     /// to the next thread of its line (`Hold::line`), and any other hold to the first waiter.
     fn pass(&mut self, left: &Seat, hold: &Arc<Hold>, now: u64) -> Option<[Wake; 2]> {
         let next = |thread: &Arc<Thread>| {
-            // The leaving thread's tenancy is marked as left before the next thread can see the
-            // pass. From then on, the guard of the leaving thread must not report that the lock is
-            // held.
-            left.tenancy.record_left();
             Arc::new(Tenancy::since(Arc::clone(hold), Arc::clone(thread), now))
         };
         if hold.line.is_some() {

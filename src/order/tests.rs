@@ -49,16 +49,16 @@ fn each_state_is_left_as_the_table_says() {
     assert!(leadership.is_none());
     assert_eq!(is(&state), HELD);
     assert!(matches!(enter(&mut state, &one, 0), GateOutcome::Reentered(_)));
-    assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::StillHeld));
+    assert!(matches!(state.leave(Mode::Lock, &first, None, 0), Ok(LeaveOutcome::StillHeld)));
     let GateOutcome::Queued(waiter) = enter(&mut state, &two, 0) else { panic!("not queued") };
-    assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::Passed(..)));
+    assert!(matches!(state.leave(Mode::Lock, &first, None, 0), Ok(LeaveOutcome::Passed(..))));
     assert_eq!(is(&state), HELD);
-    assert!(matches!(state.leave(Mode::Lock, &first, None, 0), LeaveOutcome::NotThere));
+    assert!(matches!(state.leave(Mode::Lock, &first, None, 0), Err(LeftTooLate::NotThere)));
     let Some(Signal::Passed(second)) = waiter.take_signal() else { panic!("not passed") };
     // The turn is over, so the waiter gets the leadership and not the hold.
     let GateOutcome::Queued(waiter) = enter(&mut state, &one, 0) else { panic!("not queued") };
     let left = state.leave(Mode::Lock, &second, None, OVER / 2);
-    let LeaveOutcome::Release(_, Some(leadership)) = left else { panic!("{left:?}") };
+    let Ok(LeaveOutcome::Release(_, Some(leadership))) = left else { panic!("{left:?}") };
     assert_eq!(is(&state), LED);
     state.queue.promote(leadership, None).0.now();
     assert_eq!(is(&state), LED);
@@ -90,7 +90,10 @@ fn a_hold_of_another_queue_leaves_the_leadership_and_is_passed_to_no_thread_here
     let tenancy = fair_hold(&fair, &[]);
     admits(&mut state, &tenancy, None);
     let GateOutcome::Queued(waiter) = state.enter(&other, NEED, true, 0) else { panic!() };
-    assert!(matches!(state.leave(Mode::Lock, &tenancy, None, 0), LeaveOutcome::Release(_, None)));
+    assert!(matches!(
+        state.leave(Mode::Lock, &tenancy, None, 0),
+        Ok(LeaveOutcome::Release(_, None))
+    ));
     assert!(waiter.take_signal().is_none());
     assert_eq!(is(&state), LED);
 }
@@ -127,8 +130,8 @@ fn admits(state: &mut Order<()>, tenancy: &Arc<Tenancy>, mut leadership: Option<
 /// it.
 fn passes(state: &mut Order<()>, tenancy: &Arc<Tenancy>) -> bool {
     match state.leave(Mode::Lock, tenancy, None, 0) {
-        LeaveOutcome::Passed(..) => true,
-        LeaveOutcome::Release(..) => false,
+        Ok(LeaveOutcome::Passed(..)) => true,
+        Ok(LeaveOutcome::Release(..)) => false,
         other => panic!("{other:?}"),
     }
 }
@@ -190,6 +193,40 @@ fn a_hold_that_is_over_is_neither_entered_nor_in_the_way() {
 }
 
 #[test]
+fn a_thread_that_leaves_too_late_learns_what_is_left_to_do() {
+    let mut state = Order::<()>::new();
+    let [one, two] = [(); 2].map(|()| Thread::placeholder());
+    let alone = granted(&one, 0);
+    state.admit(Mode::Lock, &alone, &mut None, None, 0);
+    state.enter(&one, NEED, true, 0);
+    let left = state.leave(Mode::Lock, &alone, None, OVER);
+    assert!(matches!(left, Err(LeftTooLate::LevelsStay)), "{left:?}");
+    assert_eq!(is(&state), HELD);
+    let left = state.leave(Mode::Lock, &alone, None, OVER);
+    assert!(matches!(left, Err(LeftTooLate::Last(_, Some(_)))), "{left:?}");
+    assert_eq!(is(&state), LED);
+    // Each of these readers wants the hold for another time.
+    for (leaves_at, is_late) in [(OVER / 2, false), (OVER, true)] {
+        let mut state = Order::<()>::new();
+        let terms = [LEASE, LEASE / 4].map(Terms::fixed);
+        let [long, short] = terms.map(|terms| LockNeed { mode: Mode::Read, terms });
+        let asked = Asked { forced_unlocks: 0, incarnation: 0, at: 0 };
+        let owner = ClientId::random().unwrap().next_owner_to(Mode::Read, false);
+        let hold = Arc::new(Hold::new(owner, long.terms, asked, false));
+        let first = Arc::new(Tenancy::since(hold, Arc::clone(&one), 0));
+        state.admit(Mode::Read, &first, &mut None, None, 0);
+        let joined = state.enter(&two, short, true, 0);
+        let GateOutcome::Joined(second) = joined else { panic!("{joined:?}") };
+        // This reader has had the hold until now, although the hold is over without it.
+        let left = state.leave(Mode::Read, &first, None, leaves_at);
+        assert_eq!(matches!(left, Ok(LeaveOutcome::OthersStay)), !is_late, "{left:?}");
+        assert_eq!(matches!(left, Err(LeftTooLate::OthersStay)), is_late, "{left:?}");
+        let left = state.leave(Mode::Read, &second, None, leaves_at);
+        assert!(matches!(left, Err(LeftTooLate::Last(_, None))), "{left:?}");
+    }
+}
+
+#[test]
 fn a_grant_asked_for_before_a_forced_unlock_is_not_ours() {
     let mut state = Order::<()>::new();
     state.alone.forced_unlocks += 1;
@@ -219,7 +256,7 @@ fn a_renewal_on_its_way_goes_with_the_hold_and_one_that_failed_keeps_it() {
         assert!(seat.may_outlast_deadline());
         let _waiter = state.enter(&two, NEED, true, 0);
         assert_eq!(
-            matches!(state.leave(Mode::Lock, &tenancy, None, 0), LeaveOutcome::Passed(..)),
+            matches!(state.leave(Mode::Lock, &tenancy, None, 0), Ok(LeaveOutcome::Passed(..))),
             passed
         );
         assert!(state.alone.seat.as_ref().is_none_or(|seat| seat.progress.is_sent()));

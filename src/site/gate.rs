@@ -10,7 +10,7 @@ use redlatch_client::sync::{Mutex, Thread, clock};
 use super::queue_entry::QueueEntry;
 use crate::hold::{Hold, HoldLevel, Seat, Tenancy, Terms};
 use crate::order::line::{QueuedThread, Standing};
-use crate::order::{self, LeaveOutcome, LockNeed, Order, Side};
+use crate::order::{self, LeaveOutcome, Left, LockNeed, Order, Side};
 use crate::scripts::{Chain, Mode};
 use crate::waiting::{Lead, QueueLeadership, Wake};
 
@@ -68,8 +68,7 @@ impl Gate {
         self.at(|state, now| state.side(self.mode).add_level(tenancy, terms, now))
     }
 
-    /// Ends the level `which` of `tenancy`, or the last level if `which` is `None`. The second
-    /// result is whether the tenancy was held until this call.
+    /// Ends the level `which` of `tenancy`, or the last level if `which` is `None`.
     ///
     /// If `keep_until` is a time and the tenancy is still held, this call also
     /// [keeps](Hold::keep_until) the hold until that time, under the same mutex. Then no thread
@@ -80,8 +79,8 @@ impl Gate {
         tenancy: &Arc<Tenancy>,
         which: Option<HoldLevel>,
         keep_until: Option<u64>,
-    ) -> (LeaveOutcome, bool) {
-        self.leaving(tenancy, |state, now| {
+    ) -> Left {
+        self.leaving(|state, now| {
             if let Some(until) = keep_until
                 && tenancy.is_held_at(now)
                 && state.side(self.mode).seat.as_mut().is_some_and(|seat| seat.has(tenancy))
@@ -103,21 +102,14 @@ impl Gate {
 
     /// Ends all levels of the tenancy at once, and otherwise does the same as
     /// [`leave`](Self::leave). The returned seat still has these levels.
-    pub(crate) fn leave_to_wait(&self, tenancy: &Arc<Tenancy>) -> (LeaveOutcome, bool) {
-        self.leaving(tenancy, |state, now| state.leave_seat(self.mode, tenancy, now))
+    pub(crate) fn leave_to_wait(&self, tenancy: &Arc<Tenancy>) -> Left {
+        self.leaving(|state, now| state.leave_seat(self.mode, tenancy, now))
     }
 
     #[inline]
-    fn leaving(
-        &self,
-        tenancy: &Arc<Tenancy>,
-        leave: impl FnOnce(&mut Order<RequestState>, u64) -> LeaveOutcome,
-    ) -> (LeaveOutcome, bool) {
-        let mut left = self.at(|state, now| {
-            let was_held = tenancy.is_held_at(now);
-            (leave(state, now), was_held)
-        });
-        if let LeaveOutcome::Passed(_, wakes) = &mut left.0 {
+    fn leaving(&self, leave: impl FnOnce(&mut Order<RequestState>, u64) -> Left) -> Left {
+        let mut left = self.at(leave);
+        if let Ok(LeaveOutcome::Passed(_, wakes)) = &mut left {
             wakes.iter_mut().for_each(|wake| mem::replace(wake, Wake::NOBODY).now());
         }
         left

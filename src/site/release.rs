@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, HoldLevel, HoldState, Leaseholder, Seat, Tenancy};
 use crate::lease::Cleanup;
 use crate::name::Name;
-use crate::order::LeaveOutcome;
+use crate::order::{LeaveOutcome, Left, LeftTooLate};
 use crate::scripts::lock::Released;
 use crate::scripts::{self, Chain, Mode, Owner, Trouble};
 use crate::waiting::LeadershipGuard;
@@ -33,8 +33,8 @@ impl Site {
     ) -> Result<(), Error> {
         Error::if_forked(&self.name)?;
         match self.leave_gate(tenancy, which, how) {
-            (LeaveOutcome::StillHeld, true) => Ok(()),
-            (left, was_held) => self.leave_hold(tenancy, left, was_held, how),
+            Ok(LeaveOutcome::StillHeld) => Ok(()),
+            left => self.leave_hold(tenancy, left, how),
         }
     }
 
@@ -44,11 +44,10 @@ impl Site {
     fn leave_hold(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
-        left: LeaveOutcome,
-        was_held: bool,
+        left: Left,
         how: Leaving,
     ) -> Result<(), Error> {
-        let left = self.check_left(tenancy, left, was_held)?;
+        let left = self.check_left(tenancy, left)?;
         let done = self.finish_leaving(left, |hold| self.release_last(hold, how));
         self.tell_end(tenancy, done.map(drop))
     }
@@ -63,19 +62,17 @@ impl Site {
         how: Leaving,
     ) -> Result<LeaveOutcome, Error> {
         Error::if_forked(&self.name)?;
-        let (left, was_held) = self.leave_gate(tenancy, which, how);
-        self.check_left(tenancy, left, was_held)
+        self.check_left(tenancy, self.leave_gate(tenancy, which, how))
     }
 
-    /// Ends one level of a tenancy at the gate. The `bool` says whether the hold was held until
-    /// now.
+    /// Ends one level of a tenancy at the gate.
     #[inline]
     fn leave_gate(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
         which: Option<HoldLevel>,
         how: Leaving,
-    ) -> (LeaveOutcome, bool) {
+    ) -> Left {
         // If the leaving tenant wanted the hold for longer than the other tenants, the hold may now
         // end earlier.
         let shared_until = (self.mode == Mode::Read).then(|| tenancy.hold().deadline());
@@ -90,35 +87,31 @@ impl Site {
         left
     }
 
-    /// Returns `left`, or an error if the tenancy's hold was lost before. In that case, also cleans
-    /// up after the hold.
+    /// Returns what the thread must do next, or an error if the tenancy's hold was lost before. In
+    /// that case, also cleans up after the hold.
     fn check_left(
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
-        left: LeaveOutcome,
-        was_held: bool,
+        left: Left,
     ) -> Result<LeaveOutcome, Error> {
         let reason = match left {
-            LeaveOutcome::NotThere => return Err(self.not_held(tenancy)),
-            LeaveOutcome::Passed(..) => {
-                // The hold keeps its alarm, unless the new tenancy needs an earlier alarm.
-                self.arm();
+            Ok(left) => {
+                if let LeaveOutcome::Passed(..) = left {
+                    // The hold keeps its alarm, unless the new tenancy needs an earlier alarm.
+                    self.arm();
+                }
                 return Ok(left);
             }
-            LeaveOutcome::Release(..) if was_held => {
-                tenancy.record_left();
-                return Ok(left);
-            }
-            _ if was_held => return Ok(left),
-            LeaveOutcome::StillHeld => LostReason::LeaseExpired,
-            LeaveOutcome::OthersStay => {
+            Err(LeftTooLate::NotThere) => return Err(self.not_held(tenancy)),
+            Err(LeftTooLate::LevelsStay) => LostReason::LeaseExpired,
+            Err(LeftTooLate::OthersStay) => {
                 // The lease has ended, so all tenants of the hold have lost it.
                 let reason = tenancy.hold().lost().unwrap_or(LostReason::LeaseExpired);
                 tenancy.declare_lost(&self.core, &self.name, reason);
                 self.lose_hold(&tenancy.hold(), reason);
                 reason
             }
-            LeaveOutcome::Release(seat, leadership) => {
+            Err(LeftTooLate::Last(seat, leadership)) => {
                 let _leadership = LeadershipGuard::new(self, leadership, None);
                 let reason = tenancy.hold().lose(LostReason::LeaseExpired);
                 tenancy.declare_lost(&self.core, &self.name, reason);
@@ -141,7 +134,7 @@ impl Site {
         release: impl FnOnce(&Arc<Hold>) -> Result<(), Error>,
     ) -> Result<Option<Box<Seat>>, Error> {
         match left {
-            LeaveOutcome::NotThere | LeaveOutcome::StillHeld | LeaveOutcome::OthersStay => Ok(None),
+            LeaveOutcome::StillHeld | LeaveOutcome::OthersStay => Ok(None),
             LeaveOutcome::Passed(seat, _) => Ok(Some(seat)),
             LeaveOutcome::Release(seat, leadership) => {
                 let _leadership = LeadershipGuard::new(self, leadership, None);
@@ -178,8 +171,7 @@ impl Site {
         self: &Arc<Self>,
         tenancy: &Arc<Tenancy>,
     ) -> Result<Box<Seat>, Error> {
-        let (left, was_held) = self.gate.leave_to_wait(tenancy);
-        let left = self.check_left(tenancy, left, was_held)?;
+        let left = self.check_left(tenancy, self.gate.leave_to_wait(tenancy))?;
         // The thread does not wait for the release. If the release fails, the client logs the error
         // and tries again in the background. Until a retry succeeds, other threads wait for the
         // lock, and no thread can notify.

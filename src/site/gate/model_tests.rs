@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Hold, Tenancy, Terms};
 use crate::model::ModelServer;
 use crate::observe::Kind;
-use crate::order::{Admission, GateWaiter};
+use crate::order::{Admission, GateWaiter, LeftTooLate};
 use crate::runtime::Core;
 use crate::scripts::Mode;
 use crate::waiting::{
@@ -358,9 +358,11 @@ impl ModelSite {
             match self.enter(thread, Terms::watched(LEASE)).0 {
                 GateOutcome::Reentered(same) => {
                     assert!(Arc::ptr_eq(&same, tenancy));
-                    match self.gate.leave(tenancy, Some(Terms::watched(LEASE).into()), None).0 {
-                        LeaveOutcome::StillHeld => {}
-                        LeaveOutcome::NotThere => assert!(!tenancy.is_held()),
+                    match self.gate.leave(tenancy, Some(Terms::watched(LEASE).into()), None) {
+                        Ok(LeaveOutcome::StillHeld) => {}
+                        Err(LeftTooLate::LevelsStay | LeftTooLate::NotThere) => {
+                            assert!(!tenancy.is_held());
+                        }
                         other => panic!("{other:?} after an inner level"),
                     }
                 }
@@ -410,8 +412,8 @@ impl ModelSite {
                 *inside = None;
             }
         }
-        match self.gate.leave(tenancy, Some(terms.into()), None).0 {
-            LeaveOutcome::Passed(seat, _) => {
+        match self.gate.leave(tenancy, Some(terms.into()), None) {
+            Ok(LeaveOutcome::Passed(seat, _)) => {
                 self.seen.passed.fetch_add(1, Ordering::SeqCst);
                 assert!(Arc::ptr_eq(&seat.tenancy, tenancy));
                 // A waiter may have woken, perhaps without a reason, and may read the seat at this
@@ -422,8 +424,11 @@ impl ModelSite {
                 tenancy.finish_released();
                 true
             }
-            LeaveOutcome::OthersStay => unreachable!("nobody shares it"),
-            LeaveOutcome::Release(seat, leadership) => {
+            Ok(LeaveOutcome::OthersStay) | Err(LeftTooLate::OthersStay) => {
+                unreachable!("nobody shares it")
+            }
+            Ok(LeaveOutcome::Release(seat, leadership))
+            | Err(LeftTooLate::Last(seat, leadership)) => {
                 assert!(leadership.is_some(), "another leads while one holds");
                 let _leadership = LeadershipGuard::new(self, leadership, None);
                 self.leads(&Thread::current());
@@ -433,11 +438,13 @@ impl ModelSite {
                 self.forget(&tenancy.hold());
                 false
             }
-            LeaveOutcome::NotThere => {
+            Err(LeftTooLate::NotThere) => {
                 assert!(!tenancy.is_held(), "a hold without a seat");
                 false
             }
-            LeaveOutcome::StillHeld => panic!("a level too many"),
+            Ok(LeaveOutcome::StillHeld) | Err(LeftTooLate::LevelsStay) => {
+                panic!("a level too many")
+            }
         }
     }
 

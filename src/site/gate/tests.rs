@@ -28,9 +28,9 @@ fn a_thread_that_leaves_a_shared_hold_has_it_no_more() {
     admit(&gate, &first, &mut None);
     let reads = LockNeed { mode: Mode::Read, ..NEED };
     let GateOutcome::Joined(second) = gate.enter(&two, reads, false) else { panic!("not let in") };
-    assert!(matches!(gate.leave(&first, None, None).0, LeaveOutcome::OthersStay));
+    assert!(matches!(gate.leave(&first, None, None), Ok(LeaveOutcome::OthersStay)));
     assert!(!first.is_held() && second.is_held());
-    assert!(matches!(gate.leave(&second, None, None).0, LeaveOutcome::Release(..)));
+    assert!(matches!(gate.leave(&second, None, None), Ok(LeaveOutcome::Release(..))));
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn a_thread_that_comes_back_to_a_lost_hold_takes_no_other_threads_seat() {
         Arc::new(Tenancy::new(Arc::new(hold), thread))
     });
     admit(&gate, &first, &mut None);
-    let LeaveOutcome::Release(mut left, mut leadership) = gate.leave_to_wait(&first).0 else {
+    let Ok(LeaveOutcome::Release(mut left, mut leadership)) = gate.leave_to_wait(&first) else {
         panic!("not left")
     };
     admit(&gate, &again, &mut leadership);
