@@ -177,9 +177,7 @@ impl QueueSite for Arc<Site> {
         }
         let (now, collector) = (clock::now(), Collector::now(self, claim.need.terms));
         let granted = entry.machine.collect(now, messages, collector);
-        // Keep the earlier of the two times, so that a new leader asks at once even if the entry
-        // would sleep for longer.
-        listening.ask_at = listening.ask_at.min(entry.machine.ask_at());
+        listening.ask_by(entry.machine.ask_at());
         Some(entry.make_tenancy(self, claim, granted?, now))
     }
 

@@ -23,8 +23,10 @@ pub(crate) struct Listening {
     /// `public` also listens to this channel, so that scripts can count these clients. This field
     /// is dropped after `public`.
     pub(crate) companion: Option<Subscription>,
-    /// The time at which the leader asks again. Zero at first, so that a new leader asks at once.
-    pub(crate) ask_at: u64,
+    /// The time at which the leader asks again. Zero: at once, as a new leader does. A lock's leader
+    /// follows the time of its entry's machine (`EntryMachine::ask_at`): a reply sets both times,
+    /// and a collected message may make both earlier.
+    ask_at: u64,
 }
 
 /// A channel, and the number of its events at the last request (its version).
@@ -49,15 +51,31 @@ impl Listening {
         self.own.has_news() || self.public.has_news() || self.ask_at <= clock::now()
     }
 
-    /// Records that the leader is about to send a request. From now on, only later messages make
-    /// the leader send another request.
+    /// Records that the leader is about to send a request, and marks all messages as read. So if the
+    /// request fails, the next leader must send another request at once.
     pub(super) fn catch_up(&mut self) {
         self.own.catch_up();
         self.public.catch_up();
+        self.ask_now();
+    }
+
+    pub(crate) fn ask_now(&mut self) {
+        self.ask_at = 0;
     }
 
     pub(crate) fn ask_after(&mut self, sleep: Duration) {
         self.ask_at = clock::now().saturating_add(clock::nanos(sleep));
+    }
+
+    /// Makes the leader ask at this time, unless it asks earlier. (A new leader asks at once, even
+    /// if its entry would sleep for longer.)
+    pub(crate) fn ask_by(&mut self, at: u64) {
+        self.ask_at = self.ask_at.min(at);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn ask_at(&self) -> u64 {
+        self.ask_at
     }
 
     /// Sleeps until one of these events: the leader may have to send a request, `may_collect`

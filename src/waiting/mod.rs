@@ -392,7 +392,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 Ok(None) => return Ok(None),
                 Ok(Some(grant)) => {
                     // If `admit` finds that the grant has ended, the leader asks at once.
-                    lead.listening.ask_at = 0;
+                    lead.listening.ask_now();
                     let admitted = synchronizer.admit(&mut leadership, grant, claim)?;
                     if admitted.is_some() || claim.wait.is_over() {
                         return Ok(admitted);
@@ -431,9 +431,6 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 }
                 wait.check(core, name)?;
                 lead.listening.catch_up();
-                // `catch_up` has marked all messages as read. If the request fails, the next leader
-                // must therefore send a request at once.
-                lead.listening.ask_at = 0;
                 let asked_at = wait.is_limited().then(Instant::now);
                 let tried = synchronizer.ask(lead, claim);
                 let way = if let Ok(Try::Shared(_)) = tried { Way::Passed } else { Way::Free };

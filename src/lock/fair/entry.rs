@@ -92,7 +92,7 @@ impl FairEntry {
         }
         let (now, collector) = (clock::now(), Collector::now(&self.queue.site, self.terms));
         let granted = self.entry.machine.collect(now, messages, collector);
-        listening.ask_at = listening.ask_at.min(self.entry.machine.ask_at());
+        listening.ask_by(self.entry.machine.ask_at());
         granted.map(|granted| self.make_tenancy(granted)).or(passed)
     }
 

@@ -71,7 +71,7 @@ impl QueueSite for PermitPool {
         _: &Claim<'_, PermitNeed>,
     ) -> Option<Permits<()>> {
         if self.said.swap(false, Ordering::SeqCst) {
-            lead.listening.ask_at = 0;
+            lead.listening.ask_now();
         }
         let passed = self.gate.collect();
         self.seen.passed.fetch_add(usize::from(passed.is_some()), Ordering::SeqCst);
