@@ -460,6 +460,27 @@ fn a_writer_may_come_while_the_same_process_reads() {
     waits.join();
 }
 
+/// Waiting readers that get the lock share the hold, and wait no longer.
+#[test]
+fn readers_that_wait_behind_a_writer_want_the_lock_each_time_that_they_come() {
+    let server = server();
+    let lock = watched(&server, HOUR).read_write_lock("shared");
+    let guard = lock.reader().lock().unwrap();
+    let calls = Calls::of(&guard);
+    for times in 1..=3 {
+        let (writer, wait) = (lock.writer().clone(), TIME_UNIT * 20);
+        let writes = spawn(move || writer.try_lock_for(wait).unwrap().into_option().is_some());
+        writes.wait_queued();
+        let reads = [(); 2].map(|()| waits(lock.reader().clone()));
+        reads.iter().for_each(|reads| reads.wait_queued());
+        calls.wait(times);
+        assert!(!writes.join());
+        reads.map(|reads| reads.join());
+        assert!(!guard.is_wanted());
+    }
+    guard.unlock().unwrap();
+}
+
 /// A hold whose guards do not want to be notified causes no additional requests.
 #[test]
 fn a_holder_that_does_not_want_to_hear_is_told_nothing() {
