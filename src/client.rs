@@ -544,8 +544,6 @@ pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, message: &Message<'_>) {
         Message::Open { database, lock, .. } => {
             site::give_up_unclaimed(core, owner, *database, lock);
         }
-        Message::Wanted { lock } => {
-            core.members.known(lock).iter().for_each(|member| member.hear_wanted(owner));
-        }
+        Message::Wanted { lock } => core.members.hear_wanted(lock, owner),
     }
 }

@@ -75,7 +75,7 @@ type KindId = (TypeId, &'static str);
 trait MembersOfKind: Send + Sync + fmt::Debug {
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
     fn all(&self) -> Vec<Arc<dyn Member>>;
-    fn known(&self, name: &str) -> Option<Arc<dyn Member>>;
+    fn hear_wanted(&self, name: &str, owner: u64);
     fn sweep(&self);
     fn close(&self);
 }
@@ -89,8 +89,8 @@ impl<T: Member> MembersOfKind for Registry<T> {
         Self::all(self).into_iter().map(|one| one as Arc<dyn Member>).collect()
     }
 
-    fn known(&self, name: &str) -> Option<Arc<dyn Member>> {
-        Self::known(self, name).map(|one| one as Arc<dyn Member>)
+    fn hear_wanted(&self, name: &str, owner: u64) {
+        self.known(name).inspect(|member| member.hear_wanted(owner));
     }
 
     fn sweep(&self) {
@@ -132,9 +132,10 @@ impl Members {
         self.kinds().iter().flat_map(|kind| kind.all()).collect()
     }
 
-    /// The members of this name, of each kind.
-    pub(crate) fn known(&self, name: &str) -> Vec<Arc<dyn Member>> {
-        self.kinds().iter().filter_map(|kind| kind.known(name)).collect()
+    /// Passes the message that others wait to the holder: the member of this name, of any kind,
+    /// that has this owner.
+    pub(crate) fn hear_wanted(&self, name: &str, owner: u64) {
+        self.kinds().iter().for_each(|kind| kind.hear_wanted(name, owner));
     }
 
     /// The names of the locks that a thread holds.

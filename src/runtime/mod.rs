@@ -439,10 +439,7 @@ impl Host for SubscriberHost {
 
     fn message(&self, message: &[u8]) {
         let Some((owner, message)) = Message::parse(message) else { return };
-        // A message for a holder goes to `unclaimed` even if no owner is registered, because a
-        // holder need not be registered.
-        let is_for_holder = matches!(message, Message::Wanted { .. });
-        let named = if is_for_holder { None } else { self.recipients.named(owner) };
+        let named = self.recipients.named(owner);
         if !named.is_some_and(|named| named.recipient.receive(&message)) {
             self.core.upgrade().inspect(|core| (self.unclaimed)(core, owner, &message));
         }

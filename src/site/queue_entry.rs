@@ -83,6 +83,8 @@ impl Recipient for Mailbox {
                 state.messages.open_until = Some(now.saturating_add(clock::nanos(left)));
                 state
             }
+            // A message for a holder, which need not be registered.
+            Message::Wanted { .. } => return false,
             _ => return true,
         };
         let waker = state.waker.clone();

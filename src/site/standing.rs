@@ -31,8 +31,9 @@ impl Recipient for Arc<QueuedThread> {
             // the lock of the other name, and has lost its entry. The next keep-alive detects that
             // the entry is missing. If the waiter sent a request at once, it might be granted the
             // wrong lock again and again.
-            Message::Grant { .. } => false,
-            Message::Open { .. } | Message::Notified { .. } | Message::Wanted { .. } => true,
+            // A message for a holder is not for its mailbox, either.
+            Message::Grant { .. } | Message::Wanted { .. } => false,
+            Message::Open { .. } | Message::Notified { .. } => true,
         }
     }
 }
