@@ -334,7 +334,7 @@ fn take_away(keeps: bool, breaks: bool) {
                             let owner = server.owner(NAME);
                             let is_there = owner.as_deref() == Some(&*due.owner.text());
                             let held = if is_there { StillHeld::Yes } else { StillHeld::No };
-                            (due.renewed)(clock::now(), Ok((held, None)), false);
+                            (due.renewed)(clock::now(), Ok((held, false)), false);
                         }
                     }
                     _ => thread::yield_now(),

@@ -122,7 +122,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
         let asks_if_wanted =
             hold.looks(|| pubsub.hear_own(self.key(), number, self.query_on_change()));
         let renewed = Box::new(move |sent_at, renewed: RenewalOutcome<'_>, resent| {
-            if let Ok((_, Some(is_wanted))) = renewed {
+            if asks_if_wanted && let Ok((_, is_wanted)) = renewed {
                 itself.told_wanted(&hold, is_wanted, sent_at);
             }
             let renewed = renewed.map(|(held, _)| held);

@@ -72,9 +72,9 @@ pub(crate) struct Renewal {
     pub(crate) renewed: Box<OnRenewed>,
 }
 
-/// The outcome of a renewal: the server's answer, and whether others wait for the lock (`None` if
+/// The outcome of a renewal: the server's answer, and whether others wait for the lock (`false` if
 /// the renewal did not ask), or the reason of the failure.
-pub(crate) type RenewalOutcome<'a> = Result<(StillHeld, Option<bool>), &'a Arc<str>>;
+pub(crate) type RenewalOutcome<'a> = Result<(StillHeld, bool), &'a Arc<str>>;
 
 /// Receives the time at which the renewal was sent, its outcome, and whether the renewal was sent
 /// twice.

@@ -107,7 +107,6 @@ impl Renewer {
                                 if renewal.lease.is_some() {
                                     accepted.push(Arc::clone(&renewal.key));
                                 }
-                                let is_wanted = renewal.asks_if_wanted.then_some(is_wanted);
                                 report(renewal, Ok((held, is_wanted)));
                             }
                             Renewed::Failed(refusal) => {
