@@ -475,7 +475,7 @@ fn readers_that_wait_behind_a_writer_want_the_lock_each_time_that_they_come() {
         reads.iter().for_each(|reads| reads.wait_queued());
         calls.wait(times);
         assert!(!writes.join());
-        reads.map(|reads| reads.join());
+        reads.into_iter().for_each(|reads| reads.join());
         assert!(!guard.is_wanted());
     }
     guard.unlock().unwrap();
