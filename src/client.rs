@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use redlatch_client::sync::is_forked;
+use redlatch_client::sync::{clock, is_forked};
 
 use crate::barrier::CyclicBarrier;
 use crate::config::ClientBuilder;
@@ -544,6 +544,6 @@ pub(crate) fn unclaimed(core: &Arc<Core>, owner: u64, message: &Message<'_>) {
         Message::Open { database, lock, .. } => {
             site::give_up_unclaimed(core, owner, *database, lock);
         }
-        Message::Wanted { lock } => core.members.hear_wanted(lock, owner),
+        Message::Wanted { lock } => core.members.told_wanted(lock, owner, true, clock::now()),
     }
 }

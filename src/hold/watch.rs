@@ -56,9 +56,6 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
     /// Returns the object that asks the server about the hold after a change of the tracked key.
     fn query_on_change(self: &Arc<Self>) -> Weak<dyn Tracked>;
 
-    /// Handles the [news](Hold::told_wanted) whether other processes wait for the lock.
-    fn told_wanted(&self, _hold: &Hold, _is_wanted: bool, _at: u64) {}
-
     /// Handles the loss of the hold, and reports the loss to the threads that have the hold.
     fn lose_hold(self: &Arc<Self>, hold: &Arc<Hold>, reason: LostReason);
 
@@ -123,7 +120,7 @@ pub(crate) trait Leaseholder: Send + Sync + Sized + 'static {
             hold.looks(|| pubsub.hear_own(self.key(), number, self.query_on_change()));
         let renewed = Box::new(move |sent_at, renewed: RenewalOutcome<'_>, resent| {
             if asks_if_wanted && let Ok((_, is_wanted)) = renewed {
-                itself.told_wanted(&hold, is_wanted, sent_at);
+                itself.core().members.told_wanted(itself.key(), number, is_wanted, sent_at);
             }
             let renewed = renewed.map(|(held, _)| held);
             // A renewal without a lease only asks whether the server still has the hold. Only the

@@ -23,8 +23,9 @@ pub(crate) trait Member: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Called when a message says that others wait for the lock that this owner holds. Does no I/O.
-    fn hear_wanted(&self, _owner: u64) {}
+    /// Handles the news whether other processes wait for the lock that this owner has. The news
+    /// came, or were asked for, at the time `_at`. Does no I/O.
+    fn told_wanted(&self, _owner: u64, _is_wanted: bool, _at: u64) {}
 
     /// Makes the leases older by this number of nanoseconds. Returns the renewals that are due
     /// then.
@@ -75,7 +76,7 @@ type KindId = (TypeId, &'static str);
 trait MembersOfKind: Send + Sync + fmt::Debug {
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
     fn all(&self) -> Vec<Arc<dyn Member>>;
-    fn hear_wanted(&self, name: &str, owner: u64);
+    fn told_wanted(&self, name: &str, owner: u64, is_wanted: bool, at: u64);
     fn sweep(&self);
     fn close(&self);
 }
@@ -89,8 +90,8 @@ impl<T: Member> MembersOfKind for Registry<T> {
         Self::all(self).into_iter().map(|one| one as Arc<dyn Member>).collect()
     }
 
-    fn hear_wanted(&self, name: &str, owner: u64) {
-        self.known(name).inspect(|member| member.hear_wanted(owner));
+    fn told_wanted(&self, name: &str, owner: u64, is_wanted: bool, at: u64) {
+        self.known(name).inspect(|member| member.told_wanted(owner, is_wanted, at));
     }
 
     fn sweep(&self) {
@@ -132,10 +133,10 @@ impl Members {
         self.kinds().iter().flat_map(|kind| kind.all()).collect()
     }
 
-    /// Passes the message that others wait to the holder: the member of this name, of any kind,
-    /// that has this owner.
-    pub(crate) fn hear_wanted(&self, name: &str, owner: u64) {
-        self.kinds().iter().for_each(|kind| kind.hear_wanted(name, owner));
+    /// Passes the [news](Member::told_wanted) to the members of this name, of each kind. One of
+    /// them may have the owner.
+    pub(crate) fn told_wanted(&self, name: &str, owner: u64, is_wanted: bool, at: u64) {
+        self.kinds().iter().for_each(|kind| kind.told_wanted(name, owner, is_wanted, at));
     }
 
     /// The names of the locks that a thread holds.

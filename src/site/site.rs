@@ -185,9 +185,10 @@ impl Member for Site {
         self.early_renewal().into_iter().collect()
     }
 
-    fn hear_wanted(&self, owner: u64) {
+    fn told_wanted(&self, owner: u64, is_wanted: bool, at: u64) {
         if let Some(hold) = self.gate.hold().filter(|hold| hold.owner.number() == owner) {
-            self.told_wanted(&hold, true, clock::now());
+            hold.told_wanted(is_wanted, at);
+            self.update_wanted();
         }
     }
 
@@ -252,11 +253,6 @@ impl Leaseholder for Site {
 
     fn query_on_change(self: &Arc<Self>) -> Weak<dyn Tracked> {
         Arc::<Self>::downgrade(self)
-    }
-
-    fn told_wanted(&self, hold: &Hold, is_wanted: bool, at: u64) {
-        hold.told_wanted(is_wanted, at);
-        self.update_wanted();
     }
 
     /// The loss is reported only by the thread that takes the tenancies out of the seat. If a

@@ -52,8 +52,9 @@ impl Member for Pair {
         sites.into_iter().flat_map(Member::renew_now).collect()
     }
 
-    fn hear_wanted(&self, owner: u64) {
-        [&self.read, &self.write].into_iter().for_each(|site| site.hear_wanted(owner));
+    fn told_wanted(&self, owner: u64, is_wanted: bool, at: u64) {
+        self.read.told_wanted(owner, is_wanted, at);
+        self.write.told_wanted(owner, is_wanted, at);
     }
 
     #[cfg(feature = "in-memory")]
