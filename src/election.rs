@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use log::Level;
 use redlatch_client::pubsub::Subscription;
-use redlatch_client::sync::{Mutex, Thread, clock, is_forked, jitter};
+use redlatch_client::sync::{Mutex, Waker, clock, is_forked, jitter};
 use redlatch_client::{CancelToken, Linked, Outcome, host_name, was_cut, was_cut_while_answering};
 
 #[cfg(doc)]
@@ -219,9 +219,9 @@ impl LeaderElection {
         ends: &CancelToken,
         mut work: impl FnMut(&Leadership, &CancelToken),
     ) -> Result<(), Error> {
-        let (Site { core, name, .. }, thread) = (&**self.site(), Thread::current());
+        let Site { core, name, .. } = &**self.site();
         let (wait, mut endured) = (Wait::from(ends), None);
-        let sleeper = Sleeper { core, name, thread: &thread, wait: &wait };
+        let sleeper = Sleeper::new((core, name), Waker::current(), &wait);
         loop {
             match self.campaign_cancellable(ends) {
                 Ok(leadership) => {
@@ -902,15 +902,15 @@ impl Changes<'_> {
     /// Returns the next change, or `None` if the wait ended before a change.
     fn change(&mut self, wait: &Wait<'_>) -> Result<Option<Option<Leader>>, Error> {
         let Self { election, channel, last, .. } = self;
-        let (Site { core, name, .. }, thread) = (&**election.site(), Thread::current());
+        let Site { core, name, .. } = &**election.site();
         election.check()?;
         let listen = || core.pubsub.listen(&ElectionKeys::leader(name).into());
         let channel = channel.get_or_insert_with(listen);
         let mut endurance = Endurance::new([&core.config]);
-        let sleeper = Sleeper { core, name, thread: &thread, wait };
+        let sleeper = Sleeper::new((core, name), Waker::current(), wait);
         // Redis does not store messages, so the iterator subscribes before it asks for the leader.
         loop {
-            match await_confirmation(channel, sleeper) {
+            match await_confirmation(channel, &sleeper) {
                 Ok(true) => break,
                 Ok(false) => return Ok(None),
                 Err(error) => {

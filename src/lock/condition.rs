@@ -268,7 +268,7 @@ impl Condition {
             return Ok(Waited::TimedOut);
         }
         let still_held = |error: Error| error.now("the lock is held as before");
-        let mut entry = ConditionEntry::new(site, &self.keys, &tenancy.thread);
+        let mut entry = ConditionEntry::new(site, &self.keys);
         if !entry.listen(&wait).map_err(still_held)? {
             return Ok(Waited::TimedOut);
         }

@@ -13,7 +13,7 @@
 
 use std::time::{Duration, Instant};
 
-use redlatch_client::sync::Thread;
+use redlatch_client::sync::Waker;
 use redlatch_client::was_cut;
 
 use super::wait::{Sleeper, Wait};
@@ -99,7 +99,7 @@ pub(crate) fn repeat_through_outage<T>(
     wait: &Wait<'_>,
     mut ask: impl FnMut() -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let (thread, mut endurance) = (Thread::current(), Endurance::new([&core.config]));
+    let mut endurance = Endurance::new([&core.config]);
     loop {
         let error = match ask() {
             Err(error) if wait.blocks() && !was_cut() => error,
@@ -108,7 +108,7 @@ pub(crate) fn repeat_through_outage<T>(
         let Some(pause) = endurance.failed(&error, core.config.failover_timeout) else {
             return Err(error);
         };
-        Sleeper { core, name, thread: &thread, wait }.pause(pause)?;
+        Sleeper::new((core, name), Waker::current(), wait).pause(pause)?;
         if wait.is_over() {
             return Err(error);
         }

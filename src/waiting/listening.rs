@@ -82,7 +82,7 @@ impl Listening {
     /// returns true, the wait is over, or `at_most` has passed.
     pub(super) fn sleep(
         &mut self,
-        sleeper: Sleeper<'_>,
+        sleeper: &Sleeper<'_>,
         at_most: Duration,
         may_collect: impl Fn() -> bool,
     ) -> Result<(), Error> {
@@ -104,7 +104,7 @@ impl Listening {
     }
 
     /// Returns an error if the leader cannot listen to a channel that it must listen to.
-    fn check(&mut self, sleeper: Sleeper<'_>) -> Result<(), Error> {
+    fn check(&mut self, sleeper: &Sleeper<'_>) -> Result<(), Error> {
         self.own.check(sleeper)?;
         self.public.check(sleeper)
     }
@@ -174,7 +174,7 @@ impl Channel {
             })
     }
 
-    fn check(&mut self, sleeper: Sleeper<'_>) -> Result<(), Error> {
+    fn check(&mut self, sleeper: &Sleeper<'_>) -> Result<(), Error> {
         if let (Some(subscription), Some(latest)) = (&self.subscription, self.latest)
             && is_confirmed(subscription, latest, sleeper)
                 .map_err(|error| error.now("nothing is held"))?
@@ -189,7 +189,7 @@ impl Channel {
 /// `false` if the wait ended before the confirmation.
 pub(crate) fn await_confirmation(
     subscription: &Subscription,
-    sleeper: Sleeper<'_>,
+    sleeper: &Sleeper<'_>,
 ) -> Result<bool, Error> {
     let Some(latest) = Listening::latest(sleeper.core) else { return Ok(true) };
     while !is_confirmed(subscription, latest, sleeper)? {
@@ -211,7 +211,7 @@ pub(crate) fn await_confirmation(
 fn is_confirmed(
     subscription: &Subscription,
     latest: Instant,
-    Sleeper { core, name, .. }: Sleeper<'_>,
+    Sleeper { core, name, .. }: &Sleeper<'_>,
 ) -> Result<bool, Error> {
     match subscription.confirmation() {
         Confirmation::Confirmed => Ok(true),

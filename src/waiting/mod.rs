@@ -405,7 +405,6 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
     fn await_grant(&mut self, lead: &mut LeadOf<S>) -> Result<Option<GrantOf<S>>, Error> {
         let Self { synchronizer, claim, core, name, .. } = *self;
         let (site, wait) = (synchronizer.site(), &claim.wait);
-        let sleeper = claim.sleeper(core, name);
         let mut answered_at = None;
         self.way = Some(<S::Site as QueueSite>::COLLECTED);
         loop {
@@ -424,7 +423,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 if !pause.is_zero() {
                     // Messages do not end the pause. Other processes get the same messages, and may
                     // send their requests first.
-                    sleeper.sleep_until(wait.end_of_sleep(pause), may_collect)?;
+                    let until = wait.end_of_sleep(pause);
+                    claim.sleeper(core, name).sleep_until(until, may_collect)?;
                     if let Some(grant) = site.collect(lead, claim) {
                         return Ok(Some(grant));
                     }
@@ -465,7 +465,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 // The thread sleeps until a message on a channel, a grant message (`may_collect`),
                 // the time `ask_at` or the end of the wait.
                 let at_most = self.long_wait.before_sleep(0);
-                let slept = listening.sleep(sleeper, at_most, may_collect);
+                let slept = listening.sleep(&claim.sleeper(core, name), at_most, may_collect);
                 // The last answer shows that the server is up. The exceptions: the server refused a
                 // channel, or did not confirm it in time. If the leader was cancelled, the answer
                 // is still a sign for the threads that queued behind the leader.

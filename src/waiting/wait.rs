@@ -186,25 +186,35 @@ impl<N> Claim<'_, N> {
     }
 
     pub(crate) fn sleeper<'a>(&'a self, core: &'a Core, name: &'a Name) -> Sleeper<'a> {
-        Sleeper { core, name, thread: self.thread, wait: &self.wait }
+        Sleeper::new((core, name), self.waker(), &self.wait)
     }
 }
 
 /// A thread that waits, and its sleep. One waker wakes the thread for all events: a signal, a
 /// message, a confirmed channel, a cancellation, the end of the client. A wake-up is only a hint,
 /// so the thread then checks its condition.
-#[derive(Clone, Copy)]
 pub(crate) struct Sleeper<'a> {
-    pub(crate) core: &'a Core,
-    pub(crate) name: &'a Name,
-    pub(crate) thread: &'a Arc<Thread>,
-    pub(crate) wait: &'a Wait<'a>,
+    pub(super) core: &'a Core,
+    pub(super) name: &'a Name,
+    waker: Waker,
+    pub(super) wait: &'a Wait<'a>,
 }
 
-impl Sleeper<'_> {
+impl<'a> Sleeper<'a> {
+    /// Returns the calling thread's sleeper. Everything that wakes the thread must have this
+    /// `waker`: in a destructor of a thread-local, another call of [`Waker::current`] would return
+    /// a waker that does not wake this sleeper.
+    pub(crate) fn new(
+        (core, name): (&'a Core, &'a Name),
+        waker: Waker,
+        wait: &'a Wait<'a>,
+    ) -> Self {
+        Self { core, name, waker, wait }
+    }
+
     /// Makes each event of the channel wake the thread, until the result is dropped.
     pub(crate) fn woken_by<'s>(&self, channel: &'s Subscription) -> Waking<'s> {
-        channel.wake(self.thread.waker())
+        channel.wake(self.waker.clone())
     }
 
     /// Sleeps until `is_ready` returns true or the time `until` has come. Returns an error if the
@@ -217,13 +227,13 @@ impl Sleeper<'_> {
         // The checks come after the registration at the cancel token, because a cancellation before
         // the registration does not wake this thread.
         let token = self.wait.cancel;
-        let _registration = token.map(|token| Registration::of(token, self.thread.waker()));
+        let _registration = token.map(|token| Registration::of(token, self.waker.clone()));
         loop {
             self.wait.check(self.core, self.name)?;
             if is_ready() || until.is_some_and(|until| Instant::now() >= until) {
                 return Ok(());
             }
-            self.thread.sleep_until(until);
+            self.waker.sleep_until(until);
         }
     }
 

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use redlatch_client::pubsub::Subscription;
 use redlatch_client::sync::atomic::{AtomicBool, Ordering};
-use redlatch_client::sync::{Mutex, Thread, Waker, clock, is_forked, jitter};
+use redlatch_client::sync::{Mutex, Waker, clock, is_forked, jitter};
 use redlatch_client::{Command, Outcome, ReplyReceiver, was_cut};
 
 use crate::error::{Error, ErrorKind};
@@ -56,7 +56,6 @@ pub(super) enum Ended {
 /// A waiter's entry on a condition.
 pub(super) struct ConditionEntry<'a> {
     site: &'a Arc<Site>,
-    thread: &'a Arc<Thread>,
     notice: Arc<Notice>,
     own: Subscription,
     /// The version of the channel `own` up to which the client has missed no message.
@@ -67,17 +66,13 @@ pub(super) struct ConditionEntry<'a> {
 }
 
 impl<'a> ConditionEntry<'a> {
-    pub(super) fn new(
-        site: &'a Arc<Site>,
-        keys: &Arc<ConditionKeys>,
-        thread: &'a Arc<Thread>,
-    ) -> Self {
+    pub(super) fn new(site: &'a Arc<Site>, keys: &Arc<ConditionKeys>) -> Self {
         let core = &site.core;
         let waiter = core.id.next_owner();
         let notice = Arc::new(Notice {
             database: core.database(),
             waiting: keys.waiting.as_str().into(),
-            waker: thread.waker(),
+            waker: Waker::current(),
             notified: AtomicBool::new(false),
         });
         // The waiter is registered in this process before Redis has its entry, so no message comes
@@ -90,14 +85,14 @@ impl<'a> ConditionEntry<'a> {
             _registered: registered,
         };
         let own = core.pubsub.listen_to_own(&keys.waiting);
-        Self { site, thread, notice, own, seen: 0, enrolled, may_exist: false }
+        Self { site, notice, own, seen: 0, enrolled, may_exist: false }
     }
 
     /// Waits until the server has confirmed this client's subscription. The caller must do this
     /// before `enqueue`, because a notification skips waiters whose client does not listen. Returns
     /// `false` if the wait ended before the confirmation.
     pub(super) fn listen(&mut self, wait: &Wait<'_>) -> Result<bool, Error> {
-        let confirmed = await_confirmation(&self.own, self.sleeper(wait))?;
+        let confirmed = await_confirmation(&self.own, &self.sleeper(wait))?;
         self.seen = self.own.version();
         Ok(confirmed)
     }
@@ -194,7 +189,7 @@ impl<'a> ConditionEntry<'a> {
 
     fn sleeper<'s>(&'s self, wait: &'s Wait<'s>) -> Sleeper<'s> {
         let Site { core, name, .. } = &**self.site;
-        Sleeper { core, name, thread: self.thread, wait }
+        Sleeper::new((core, name), self.notice.waker.clone(), wait)
     }
 
     /// Replaces the entry by its notification, which the thread keeps while it takes the lock

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redlatch_client::sync::{Thread, clock, jitter};
+use redlatch_client::sync::{Thread, Waker, clock, jitter};
 
 use super::levels::{GuardLevels, Rule};
 use super::votes::{deadline, in_parallel};
@@ -67,7 +67,7 @@ pub(super) fn acquire(
             let error = no_majority(lock, failed);
             let endured = endurance.failed(&error, limit(parts)).filter(|_| wait.blocks());
             let Some(pause) = endured else { return Err(error) };
-            sleep(parts, thread, wait, pause)?;
+            sleep(parts, wait, pause)?;
             if wait.is_over() {
                 return Err(error);
             }
@@ -83,7 +83,7 @@ pub(super) fn acquire(
         if wait.is_over() {
             return Ok(None);
         }
-        sleep(parts, thread, wait, pause.mul_f64(0.5 + jitter(clock::now())))?;
+        sleep(parts, wait, pause.mul_f64(0.5 + jitter(clock::now())))?;
         pause = (pause * 2).min(MAX_PAUSE);
         if wait.is_over() {
             return Ok(None);
@@ -140,12 +140,7 @@ fn no_majority(lock: &MultiLock, failed: Vec<Error>) -> Error {
 }
 
 /// Sleeps until the end of the pause or of the wait.
-fn sleep(
-    parts: &[Arc<dyn Part>],
-    thread: &Arc<Thread>,
-    wait: &Wait<'_>,
-    pause: Duration,
-) -> Result<(), Error> {
+fn sleep(parts: &[Arc<dyn Part>], wait: &Wait<'_>, pause: Duration) -> Result<(), Error> {
     let site = &parts[0].handle().site;
-    Sleeper { core: &site.core, name: &site.name, thread, wait }.pause(pause)
+    Sleeper::new((&site.core, &site.name), Waker::current(), wait).pause(pause)
 }

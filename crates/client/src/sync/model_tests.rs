@@ -7,7 +7,7 @@ use shuttle::thread;
 
 use super::atomic::{AtomicUsize, Ordering};
 use super::parker::Parker;
-use super::{Thread, explore};
+use super::{Waker, explore};
 
 /// Runs every schedule of a scenario that uses no randomness.
 fn exhaust(scenario: fn()) {
@@ -75,15 +75,15 @@ fn a_wake_up_is_kept_and_counts_once() {
 #[test]
 fn a_thread_that_looks_before_each_sleep_misses_no_news() {
     explore(2_000, || {
-        let sleeper = Thread::current();
+        let sleeper = Waker::current();
         let news = Arc::new(AtomicUsize::new(0));
         let wakers: Vec<_> = (0..3)
             .map(|_| {
-                let (sleeper, news) = (Arc::clone(&sleeper), Arc::clone(&news));
+                let (sleeper, news) = (sleeper.clone(), Arc::clone(&news));
                 thread::spawn(move || {
                     for _ in 0..2 {
                         news.fetch_add(1, Ordering::SeqCst);
-                        sleeper.waker().wake();
+                        sleeper.wake();
                     }
                 })
             })
@@ -102,21 +102,20 @@ fn a_thread_that_looks_before_each_sleep_misses_no_news() {
 fn two_threads_wake_each_other_in_turns() {
     explore(1_000, || {
         let count = Arc::new(AtomicUsize::new(0));
-        let first = Thread::current();
-        let (from, shared) = (Arc::clone(&first), Arc::clone(&count));
-        let play = |count: &AtomicUsize, mine: usize, other: &Arc<Thread>| {
-            let me = Thread::current();
+        let (from, shared) = (Waker::current(), Arc::clone(&count));
+        let play = |count: &AtomicUsize, mine: usize, other: &Waker| {
+            let me = Waker::current();
             for round in 0..4 {
                 while count.load(Ordering::SeqCst) != 2 * round + mine {
                     me.sleep_until(None);
                 }
                 count.fetch_add(1, Ordering::SeqCst);
-                other.waker().wake();
+                other.wake();
             }
         };
         let (tell, told) = shuttle::sync::mpsc::channel();
         let second = thread::spawn(move || {
-            tell.send(Thread::current()).unwrap();
+            tell.send(Waker::current()).unwrap();
             play(&shared, 1, &from);
         });
         play(&count, 0, &told.recv().unwrap());

@@ -80,12 +80,6 @@ impl Thread {
         Waker(Arc::clone(self))
     }
 
-    /// Sleeps until [woken](Waker::wake) or until `deadline`. Returns at once if a wake-up came
-    /// before the sleep. May return without a wake-up.
-    pub fn sleep_until(&self, deadline: Option<Instant>) {
-        self.parker.park_until(deadline);
-    }
-
     fn new() -> Self {
         Self::of_id(next_id())
     }
@@ -118,9 +112,10 @@ impl Waker {
         self.0.parker.unpark();
     }
 
-    /// Sleeps as the waiter: see [`Thread::sleep_until`].
+    /// Sleeps as the waiter until [woken](Self::wake) or until `deadline`. Returns at once if a
+    /// wake-up came before the sleep. May return without a wake-up.
     pub fn sleep_until(&self, deadline: Option<Instant>) {
-        self.0.sleep_until(deadline);
+        self.0.parker.park_until(deadline);
     }
 
     /// Whether the two wake the same waiter.
