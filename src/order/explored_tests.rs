@@ -200,6 +200,7 @@ impl World {
                 database: 0,
                 owner: self.id.next_owner(),
                 thread: Arc::clone(&self.threads[thread]),
+                waker: self.threads[thread].waker(),
                 terms: TERMS,
                 state: Mutex::new(QueuedState::new()),
             });

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use redlatch_client::sync::{Mutex, Thread};
+use redlatch_client::sync::{Mutex, Thread, Waker};
 
 use crate::ask::Messages;
 use crate::hold::{Hold, Tenancy, Terms};
@@ -21,8 +21,9 @@ const FRESH: u64 = 10_000_000;
 #[derive(Debug, Default)]
 pub(crate) struct Standing {
     pub(crate) queued: Vec<Arc<QueuedThread>>,
-    /// The thread that has delayed its request, so that other threads can join the request.
-    lingering: Option<Arc<Thread>>,
+    /// The waker of the thread that has delayed its request, so that other threads can join the
+    /// request.
+    lingering: Option<Waker>,
     /// The number of holds that threads are releasing now.
     pub(crate) releasing: usize,
 }
@@ -58,15 +59,15 @@ impl Standing {
         self.releasing > 0 || !self.queued.is_empty()
     }
 
-    pub(crate) fn linger(&mut self, thread: Option<&Arc<Thread>>) {
-        self.lingering = thread.cloned();
+    pub(crate) fn linger(&mut self, waker: Option<Waker>) {
+        self.lingering = waker;
     }
 
     /// Wakes the lingering thread if no other thread can still join its request. The caller calls
     /// this after a thread has left.
     pub(crate) fn call(&self) -> Wake {
         let lingering = self.lingering.as_ref().filter(|_| !self.is_busy());
-        lingering.map_or(Wake::NOBODY, Wake::thread)
+        lingering.map_or(Wake::NOBODY, Wake::of)
     }
 
     /// Removes a thread, so that no hold can be passed to it from now on. If a hold was already
@@ -82,7 +83,9 @@ pub(crate) struct QueuedThread {
     pub(crate) lock: Arc<str>,
     pub(crate) database: i64,
     pub(crate) owner: Owner,
+    /// The thread that holds what is passed to it.
     pub(crate) thread: Arc<Thread>,
+    pub(crate) waker: Waker,
     pub(crate) terms: Terms,
     pub(crate) state: Mutex<QueuedState>,
 }
@@ -117,7 +120,7 @@ impl QueuedThread {
     pub(crate) fn pass(&self, tenancy: Arc<Tenancy>) -> Wake {
         let mut state = self.state.lock();
         (state.passed_hold, state.got_pass) = (Some(tenancy), true);
-        Wake::thread(&self.thread)
+        Wake::of(&self.waker)
     }
 
     /// Adds a message and wakes the thread. Returns `false` if a hold was passed to the thread
@@ -143,7 +146,7 @@ impl QueuedThread {
     }
 
     pub(crate) fn wake(&self) {
-        Wake::thread(&self.thread).now();
+        self.waker.wake();
     }
 }
 

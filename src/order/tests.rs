@@ -108,11 +108,13 @@ fn fair_hold(thread: &Arc<Thread>, followers: &[u64]) -> Arc<Tenancy> {
 
 /// Adds a thread to the fair lock's queue.
 fn stands(state: &mut Order<()>) -> Arc<QueuedThread> {
+    let thread = Thread::placeholder();
     let queued = Arc::new(QueuedThread {
         lock: "name".into(),
         database: 0,
         owner: ClientId::random().unwrap().next_owner(),
-        thread: Thread::placeholder(),
+        waker: thread.waker(),
+        thread,
         terms: Terms::watched(LEASE),
         state: Mutex::new(QueuedState::new()),
     });

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::mem;
 use std::sync::Arc;
 
-use redlatch_client::sync::{Mutex, Thread, clock};
+use redlatch_client::sync::{Mutex, Thread, Waker, clock};
 
 use super::queue_entry::QueueEntry;
 use crate::hold::{Hold, HoldLevel, Seat, Tenancy, Terms};
@@ -234,11 +234,11 @@ impl Gate {
     /// Whether a fair lock's thread should delay its request, so that other threads can join it.
     /// The thread should wait if the process has the lock, waits for it or releases it. When this
     /// is no longer so, [`call`](Self::call) wakes the thread.
-    pub(crate) fn lingers(&self, thread: &Arc<Thread>) -> bool {
+    pub(crate) fn lingers(&self, waker: Waker) -> bool {
         let mut state = self.state.lock();
         let lingers = state.is_busy();
         if lingers {
-            state.standing.get_or_insert_default().linger(Some(thread));
+            state.standing.get_or_insert_default().linger(Some(waker));
         }
         lingers
     }

@@ -50,7 +50,9 @@ struct Waiters<N, G, I> {
 
 #[derive(Debug)]
 pub(crate) struct LocalWaiter<N, G, I> {
+    /// The thread that holds what is passed to the waiter.
     thread: Arc<Thread>,
+    waker: Waker,
     need: N,
     arrival: u64,
     /// The waiter's signal. This field is set under the site's mutex, so a pass comes either before
@@ -83,8 +85,8 @@ pub(crate) struct Wake(Option<Waker>);
 impl Wake {
     pub(crate) const NOBODY: Self = Self(None);
 
-    pub(crate) fn thread(thread: &Arc<Thread>) -> Self {
-        Self(Some(thread.waker()))
+    pub(crate) fn of(waker: &Waker) -> Self {
+        Self(Some(waker.clone()))
     }
 
     pub(crate) fn now(self) {
@@ -131,6 +133,7 @@ impl<N, G, I> Queue<N, G, I> {
         waiters.arrivals += 1;
         let waiter = Arc::new(LocalWaiter {
             thread: Arc::clone(thread),
+            waker: thread.waker(),
             need,
             arrival: waiters.arrivals,
             signal: Mutex::new(None),
@@ -148,7 +151,7 @@ impl<N, G, I> Queue<N, G, I> {
         match self.first() {
             Some(first) if first.spin.is_worthwhile() => {
                 first.called.store(true, Ordering::Relaxed);
-                Wake::thread(&first.thread)
+                Wake::of(&first.waker)
             }
             _ => Wake::NOBODY,
         }
@@ -245,13 +248,17 @@ impl<N, G, I> Queue<N, G, I> {
 
     /// Returns the wake-ups for all waiters.
     fn nudge(&self) -> Vec<Wake> {
-        self.all().map(|waiter| Wake::thread(&waiter.thread)).collect()
+        self.all().map(|waiter| Wake::of(&waiter.waker)).collect()
     }
 }
 
 impl<N, G, I> LocalWaiter<N, G, I> {
     pub(crate) fn thread(&self) -> &Arc<Thread> {
         &self.thread
+    }
+
+    pub(crate) fn waker(&self) -> &Waker {
+        &self.waker
     }
 
     /// Returns the waiter's number in the order of arrival. The first waiter has number 1.
@@ -281,7 +288,7 @@ impl<N, G, I> LocalWaiter<N, G, I> {
     fn signal(&self, signal: Signal<G, I>) -> Wake {
         *self.signal.lock() = Some(signal);
         self.is_signalled.store(true, Ordering::Release);
-        Wake::thread(&self.thread)
+        Wake::of(&self.waker)
     }
 }
 

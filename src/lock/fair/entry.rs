@@ -64,7 +64,7 @@ impl FairEntry {
 
     /// Returns how long the thread delays its request so that other threads can join it.
     pub(super) fn linger(&self) -> Duration {
-        self.leadership.as_ref().map_or(Duration::ZERO, |_| self.queue.linger(&self.thread))
+        self.leadership.as_ref().map_or(Duration::ZERO, |_| self.queue.linger(self.thread.waker()))
     }
 
     /// Whether the mailbox has a message or a passed hold. A thread that has sent no request yet
@@ -179,6 +179,7 @@ impl FairEntry {
             database: site.core.database(),
             owner: self.entry.owner,
             thread: Arc::clone(&self.thread),
+            waker: self.thread.waker(),
             terms: self.terms,
             state: Mutex::new(QueuedState::new()),
         });

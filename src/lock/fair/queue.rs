@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch_client::sync::{Mutex, Thread, clock};
+use redlatch_client::sync::{Mutex, Waker, clock};
 use redlatch_client::{Command, Outcome};
 
 use super::entry::FairEntry;
@@ -102,8 +102,8 @@ impl FairQueue {
     }
 
     /// Returns how long the leader delays its request so that other threads can join it.
-    pub(super) fn linger(&self, thread: &Arc<Thread>) -> Duration {
-        if self.site.gate.lingers(thread) { LINGER } else { Duration::ZERO }
+    pub(super) fn linger(&self, waker: Waker) -> Duration {
+        if self.site.gate.lingers(waker) { LINGER } else { Duration::ZERO }
     }
 
     /// Whether the process has the lock, or already waits for it.

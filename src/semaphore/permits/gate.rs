@@ -14,7 +14,7 @@ use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch_client::sync::{Mutex, Thread, clock};
+use redlatch_client::sync::{Mutex, Thread, Waker, clock};
 
 use super::turn::PermitTurn;
 use crate::hold::Terms;
@@ -71,7 +71,7 @@ struct PermitGateState<L> {
 
 #[derive(Debug)]
 struct PermitLeader<L> {
-    thread: Arc<Thread>,
+    waker: Waker,
     need: PermitNeed,
     /// Permits that another thread passed to the leader, which collects them before its next
     /// request.
@@ -156,7 +156,7 @@ impl<L> PermitGate<L> {
         let Some(leadership) = state.queue.try_lead() else {
             return Enter::Queued(state.queue.push(thread, need));
         };
-        state.leader = Some(PermitLeader::new(thread, need));
+        state.leader = Some(PermitLeader::new(thread.waker(), need));
         Enter::Leads(Some(leadership), None)
     }
 
@@ -216,8 +216,10 @@ impl<L> PermitGate<L> {
         let mut state = self.state.lock();
         // The next thread is the leader even before it wakes up. So a thread that gives permits
         // back in the meantime can pass them to the new leader.
-        let next =
-            state.queue.first().map(|first| PermitLeader::new(first.thread(), *first.need()));
+        let next = state
+            .queue
+            .first()
+            .map(|first| PermitLeader::new(first.waker().clone(), *first.need()));
         let old = std::mem::replace(&mut state.leader, next);
         let passed = old.and_then(|leader| leader.passed);
         let (wake, _) = state.queue.promote(leadership, None);
@@ -287,8 +289,8 @@ impl<L> PermitGate<L> {
 }
 
 impl<L> PermitLeader<L> {
-    fn new(thread: &Arc<Thread>, need: PermitNeed) -> Self {
-        Self { thread: Arc::clone(thread), need, passed: None }
+    fn new(waker: Waker, need: PermitNeed) -> Self {
+        Self { waker, need, passed: None }
     }
 }
 
@@ -299,7 +301,7 @@ impl<L> PermitGateState<L> {
     fn pass_first(&mut self, permits: &mut Permits<L>) -> Option<Wake> {
         if let Some(leader) = self.leader.as_mut().filter(|leader| leader.passed.is_none()) {
             leader.passed = Some(permits.take(leader.need)?);
-            return Some(Wake::thread(&leader.thread));
+            return Some(Wake::of(&leader.waker));
         }
         self.grant_first(permits)
     }
