@@ -39,8 +39,8 @@ const MS: u64 = 1_000_000;
 /// The server must have answered an owner promptly for this time before the owner may report other
 /// owners as silent. `lua/hand_off.lua` calls this time ALIVE_FOR.
 const STEADY: u64 = 2_000 * MS;
-/// The longest time in which a prompt reply arrives. `lua/hand_off.lua` calls this time MAX_REQUEST_AGE.
-/// After a slower reply, the server or this process may have stood still.
+/// The longest time in which a prompt reply arrives. `lua/hand_off.lua` calls this time
+/// MAX_REQUEST_AGE. After a slower reply, the server or this process may have stood still.
 const PROMPT: u64 = 400 * MS;
 /// The longest time from a reply to the next request. After a longer pause, this process may have
 /// stood still.
@@ -55,9 +55,9 @@ pub(crate) struct Asked {
     /// the server granted the hold, the release may report the hold as lost although it was not
     /// lost. The release never fails to report a loss.
     pub(crate) incarnation: u64,
-    /// The time on the process's own clock in nanoseconds, from which the lease of the grant counts.
-    /// For a grant by message, this is the time of the grant. (In this file all times are on this
-    /// clock, except the server's times.)
+    /// The time on the process's own clock in nanoseconds, from which the lease of the grant
+    /// counts. For a grant by message, this is the time of the grant. (In this file all times are
+    /// on this clock, except the server's times.)
     pub(crate) at: u64,
 }
 

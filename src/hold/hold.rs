@@ -364,7 +364,8 @@ impl Hold {
         self.cut.next_cut(|| self.longest_asked())
     }
 
-    /// Handles the server's [answer](LeaseCut::record_answer) to a renewal that was sent with `longer`.
+    /// Handles the server's [answer](LeaseCut::record_answer) to a renewal that was sent with
+    /// `longer`.
     pub(crate) fn cut_answered(&self, longer: Longer, held: Result<StillHeld, ()>, resent: bool) {
         self.cut.record_answer(longer, held, resent);
     }

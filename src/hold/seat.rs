@@ -168,9 +168,9 @@ impl Seat {
         seat
     }
 
-    /// Returns the seat of the next thread, to which the hold is passed. If a renewal is on its way,
-    /// the new seat awaits its reply. Otherwise the new seat has no failures and no retry, so the
-    /// next renewal comes at the usual time, even if a cut was due at once.
+    /// Returns the seat of the next thread, to which the hold is passed. If a renewal is on its
+    /// way, the new seat awaits its reply. Otherwise the new seat has no failures and no retry, so
+    /// the next renewal comes at the usual time, even if a cut was due at once.
     pub(crate) fn passed_to(&self, next: &Arc<Tenancy>) -> Self {
         let progress = if self.progress.is_sent() {
             RenewalProgress::Sent { failed: 0 }

@@ -3,10 +3,10 @@
 //! `docs/architecture.md`, "The path of one lock", follows a call from here to Redis and back.
 //!
 //! The macro `one_lock!` (`lock/verbs.rs`) defines all methods. By way of the macro, `lock()` calls
-//! `acquire` (`lock/hooks.rs`) with the calling thread and an endless wait. The returned `LockGuard`
-//! has the tenancy that `acquire` returns. The guard's `unlock`, or its drop, calls `leave`
-//! (`site/release.rs`) with this tenancy. `try_lock` and similar methods pass another wait, and
-//! `lock_owned` passes a placeholder thread (`lock/guard.rs`).
+//! `acquire` (`lock/hooks.rs`) with the calling thread and an endless wait. The returned
+//! `LockGuard` has the tenancy that `acquire` returns. The guard's `unlock`, or its drop, calls
+//! `leave` (`site/release.rs`) with this tenancy. `try_lock` and similar methods pass another wait,
+//! and `lock_owned` passes a placeholder thread (`lock/guard.rs`).
 
 #[cfg(doc)]
 use crate::client::Client;

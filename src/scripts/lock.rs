@@ -305,8 +305,8 @@ impl LockScripts<'_> {
                     ExtraArguments::Nothing,
                 )
             }
-            // The number of the database comes after the two arguments of the chain, so send those of
-            // a new chain if there is none.
+            // The number of the database comes after the two arguments of the chain, so send those
+            // of a new chain if there is none.
             None if self.database != 0 => {
                 let (since, count) = (b"0"[..].into(), b"1"[..].into());
                 self.command(script, &[owner, channel, since, count], ExtraArguments::Nothing)

@@ -25,8 +25,8 @@ use crate::hold::{Hold, Tenancy};
 use crate::lease::Cleanup;
 use crate::scripts::Chain;
 
-/// How much earlier than asked a lease may end at the server: the client and the server each round a
-/// time down to whole milliseconds.
+/// How much earlier than asked a lease may end at the server: the client and the server each round
+/// a time down to whole milliseconds.
 pub(crate) const ROUNDING: Duration = Duration::from_millis(2);
 
 impl Site {

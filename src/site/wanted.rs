@@ -44,8 +44,8 @@ impl Site {
 
     /// Schedules the callbacks of the guards for whose lock others have just begun to wait. Called
     /// when a thread of this process has begun to wait or no longer waits, and when the server has
-    /// said whether others wait. Does nothing in a forked child: at the fork, a thread of the parent
-    /// may have had the gate's mutex.
+    /// said whether others wait. Does nothing in a forked child: at the fork, a thread of the
+    /// parent may have had the gate's mutex.
     pub(crate) fn update_wanted(&self) {
         if !self.has_calls.load(Ordering::SeqCst) || is_forked() {
             return;

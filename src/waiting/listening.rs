@@ -23,9 +23,9 @@ pub(crate) struct Listening {
     /// `public` also listens to this channel, so that scripts can count these clients. This field
     /// is dropped after `public`.
     pub(crate) companion: Option<Subscription>,
-    /// The time at which the leader asks again. Zero: at once, as a new leader does. A lock's leader
-    /// follows the time of its entry's machine (`EntryMachine::ask_at`): a reply sets both times,
-    /// and a collected message may make both earlier.
+    /// The time at which the leader asks again. Zero: at once, as a new leader does. A lock's
+    /// leader follows the time of its entry's machine (`EntryMachine::ask_at`): a reply sets both
+    /// times, and a collected message may make both earlier.
     ask_at: u64,
 }
 
@@ -51,8 +51,8 @@ impl Listening {
         self.own.has_news() || self.public.has_news() || self.ask_at <= clock::now()
     }
 
-    /// Records that the leader is about to send a request, and marks all messages as read. So if the
-    /// request fails, the next leader must send another request at once.
+    /// Records that the leader is about to send a request, and marks all messages as read. So if
+    /// the request fails, the next leader must send another request at once.
     pub(super) fn catch_up(&mut self) {
         self.own.catch_up();
         self.public.catch_up();

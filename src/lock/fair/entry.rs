@@ -68,8 +68,8 @@ impl FairEntry {
     }
 
     /// Whether the mailbox has a message or a passed hold. A thread that has sent no request yet
-    /// has no mailbox. For such a thread, returns whether it leads and no other thread is about to join
-    /// its request, because the process neither has the lock nor waits for it.
+    /// has no mailbox. For such a thread, returns whether it leads and no other thread is about to
+    /// join its request, because the process neither has the lock nor waits for it.
     pub(super) fn may_collect(&self) -> bool {
         let Some(queued) = &self.entry.mailbox else {
             return self.leadership.is_some() && !self.queue.is_busy();

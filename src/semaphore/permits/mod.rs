@@ -126,8 +126,8 @@ impl<S: PermitSource> Synchronizer for Arc<S> {
         (S::KIND, need.permits)
     }
 
-    /// If no thread waits, sends a request for this thread alone. After a refusal, or if the process
-    /// must pause, makes the thread the leader or queues it.
+    /// If no thread waits, sends a request for this thread alone. After a refusal, or if the
+    /// process must pause, makes the thread the leader or queues it.
     fn enter(&self, claim: &Claim<'_, PermitNeed>) -> Result<EnterPermits<S::Lease>, Error> {
         let (gate, Claim { thread, need, wait }) = (self.gate(), claim);
         if let Some(entered) = gate.enter(thread, *need, wait.blocks()) {
