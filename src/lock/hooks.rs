@@ -42,9 +42,9 @@ pub(super) fn acquire(
     // The driver `acquire` calls the hooks below. The thread sleeps between these calls.
     let claim = Claim { thread, need: handle.need(), wait };
     let acquired = waiting::acquire(&Hooks { handle, together }, (core, name), &claim);
-    if handle.site.mode == Mode::Read || !matches!(acquired, Ok(Some(_))) {
+    if !matches!(acquired, Ok(Some(_))) {
         // A thread that waited may have left the queue, so the holder's callbacks need the new
-        // state. (A reader that waited may now share the hold of a reader that has a callback.)
+        // state.
         handle.sites().for_each(|site| site.update_wanted());
     }
     acquired

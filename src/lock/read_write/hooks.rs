@@ -157,6 +157,9 @@ impl Hooks<'_, '_> {
         let Some(tenancy) = admitted else { return Ok(None) };
         let site = &self.handle.site;
         site.gate.let_readers_in();
+        // Readers that waited have left the queue, and may share the hold of a reader that has a
+        // callback. (If a writer is the next leader, it is still in the queue here, and counts.)
+        site.update_wanted();
         site.release_if_shut_down(&tenancy.hold())?;
         Ok(Some(tenancy))
     }
