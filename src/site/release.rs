@@ -103,10 +103,10 @@ impl Site {
                 return Ok(left);
             }
             Err(LeftTooLate::NotThere) => return Err(self.not_held(tenancy)),
-            Err(LeftTooLate::LevelsStay) => LostReason::LeaseExpired,
+            Err(LeftTooLate::LevelsStay) => tenancy.hold().why_gone(),
             Err(LeftTooLate::OthersStay) => {
-                // The lease has ended, so all tenants of the hold have lost it.
-                let reason = tenancy.hold().lost().unwrap_or(LostReason::LeaseExpired);
+                // All tenants of the hold have lost it.
+                let reason = tenancy.hold().why_gone();
                 tenancy.declare_lost(&self.core, &self.name, reason);
                 self.lose_hold(&tenancy.hold(), reason);
                 reason
