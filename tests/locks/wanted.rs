@@ -124,6 +124,37 @@ fn a_holder_of_any_kind_hears_by_message() {
     }
 }
 
+/// A holder that got its lock by message still has the mailbox of its wait. The message that others
+/// wait must not stay there.
+#[test]
+fn a_holder_that_waited_before_hears_by_message() {
+    let server = server();
+    let [first, holder, other] = [(); 3].map(|()| watched(&server, HOUR));
+    let locks = |client: &Client| -> [Box<dyn Lock>; 2] {
+        [Box::new(client.reentrant_lock("plain")), Box::new(client.fair_lock("fair"))]
+    };
+    let hearing: [Box<dyn Lock>; 2] = [
+        Box::new(holder.reentrant_lock("plain").with_wanted()),
+        Box::new(holder.fair_lock("fair").with_wanted()),
+    ];
+    for ((first, other), lock) in locks(&first).into_iter().zip(locks(&other)).zip(hearing) {
+        let before = first.lock().unwrap();
+        let gets = spawn(move || lock.lock_owned().unwrap());
+        gets.wait_queued();
+        wait_subscribed(&server, &own_channel(&format!("{}:0", holder.id())));
+        before.unlock().unwrap();
+        let guard = gets.join();
+        let calls = Calls::of(&guard);
+        // The holder sends its first query after 100 ms.
+        thread::sleep(TIME_UNIT * 3);
+        assert!(!guard.is_wanted(), "{}", guard.name());
+        let waits = spawn(move || drop(other.lock().unwrap()));
+        calls.wait(1);
+        guard.unlock().unwrap();
+        waits.join();
+    }
+}
+
 /// If a waiter comes soon after the grant, the holder's client has not subscribed to messages yet.
 #[test]
 fn a_holder_listens_first_and_then_looks() {
