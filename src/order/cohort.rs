@@ -32,7 +32,7 @@ pub(crate) struct Cohort {
 
 #[derive(Clone, Copy, Debug)]
 struct Turn {
-    /// The time at which the server granted the turn's hold.
+    /// The time of the grant of the turn's hold. For a grant by reply, the time of the request.
     began: u64,
     /// The number of other processes that waited at the time of the grant.
     places: u32,

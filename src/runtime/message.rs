@@ -79,8 +79,8 @@ fn cut(text: &str) -> Option<(&str, &str)> {
 /// The receiver of the messages to one owner on the client's own channel.
 pub(crate) trait Recipient: Send + Sync + RefUnwindSafe {
     /// Called on the subscriber thread with no mutex held. Must not block. Returns `false` if no
-    /// thread will read the message. The client then treats the message as one to an owner that no
-    /// longer waits.
+    /// thread will read the message. The client then handles the message itself, as for an owner
+    /// without a recipient: it gives a grant back, and tells a holder that others wait.
     fn receive(&self, message: &Message<'_>) -> bool;
 }
 

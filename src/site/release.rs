@@ -112,13 +112,14 @@ impl Site {
                 reason
             }
             Err(LeftTooLate::Last(seat, leadership)) => {
-                let _leadership = LeadershipGuard::new(self, leadership, None);
+                let leadership = LeadershipGuard::new(self, leadership, None);
                 let reason = tenancy.hold().lose(LostReason::LeaseExpired);
                 tenancy.declare_lost(&self.core, &self.name, reason);
                 self.clean_up_lost(&seat, reason);
                 if tenancy.hold().line.is_some() {
                     self.gate.release_ended();
                 }
+                leadership.transfer();
                 reason
             }
         };
@@ -137,9 +138,10 @@ impl Site {
             LeaveOutcome::StillHeld | LeaveOutcome::OthersStay => Ok(None),
             LeaveOutcome::Passed(seat, _) => Ok(Some(seat)),
             LeaveOutcome::Release(seat, leadership) => {
-                let _leadership = LeadershipGuard::new(self, leadership, None);
-                release(&seat.tenancy.hold())?;
-                Ok(Some(seat))
+                let leadership = LeadershipGuard::new(self, leadership, None);
+                let released = release(&seat.tenancy.hold());
+                leadership.transfer();
+                released.map(|()| Some(seat))
             }
         }
     }

@@ -23,10 +23,10 @@ pub(crate) struct Listening {
     /// `public` also listens to this channel, so that scripts can count these clients. This field
     /// is dropped after `public`.
     pub(crate) companion: Option<Subscription>,
-    /// The time at which the leader asks again. Zero: at once, as a new leader does. A lock's
-    /// leader follows the time of its entry's machine (`EntryMachine::ask_at`): a reply sets both
-    /// times, and a collected message may make both earlier.
-    ask_at: u64,
+    /// The time of the leader's next request. Zero: at once, as a new leader does. A lock's leader
+    /// follows the time of its entry's machine (`EntryMachine::ask_at`): a reply sets both times,
+    /// and a collected message may make both earlier.
+    next_request: u64,
 }
 
 /// A channel, and the number of its events at the last request (its version).
@@ -45,10 +45,10 @@ impl Listening {
         Instant::now().checked_add(core.response_timeout().saturating_mul(2))
     }
 
-    /// Whether the leader must send a request: the time `ask_at` has passed, or since the last
+    /// Whether the leader must send a request: the time of its next request has come, or since the last
     /// request a message came on the public channel or may have been missed.
     pub(super) fn is_due(&self) -> bool {
-        self.own.has_news() || self.public.has_news() || self.ask_at <= clock::now()
+        self.own.has_news() || self.public.has_news() || self.next_request <= clock::now()
     }
 
     /// Records that the leader is about to send a request, and marks all messages as read. So if
@@ -60,22 +60,22 @@ impl Listening {
     }
 
     pub(crate) fn ask_now(&mut self) {
-        self.ask_at = 0;
+        self.next_request = 0;
     }
 
     pub(crate) fn ask_after(&mut self, sleep: Duration) {
-        self.ask_at = clock::now().saturating_add(clock::nanos(sleep));
+        self.next_request = clock::now().saturating_add(clock::nanos(sleep));
     }
 
     /// Makes the leader ask at this time, unless it asks earlier. (A new leader asks at once, even
     /// if its entry would sleep for longer.)
     pub(crate) fn ask_by(&mut self, at: u64) {
-        self.ask_at = self.ask_at.min(at);
+        self.next_request = self.next_request.min(at);
     }
 
     #[cfg(test)]
-    pub(crate) fn ask_at(&self) -> u64 {
-        self.ask_at
+    pub(crate) fn next_request(&self) -> u64 {
+        self.next_request
     }
 
     /// Sleeps until one of these events: the leader may have to send a request, `may_collect`
@@ -91,7 +91,7 @@ impl Listening {
             let channels = [&self.own, &self.public];
             let _waking =
                 channels.map(|it| it.subscription.as_ref().map(|it| sleeper.woken_by(it)));
-            let rest = Duration::from_nanos(self.ask_at.saturating_sub(clock::now()));
+            let rest = Duration::from_nanos(self.next_request.saturating_sub(clock::now()));
             let until = channels.into_iter().map(|channel| channel.latest);
             let until = until.chain([sleeper.wait.end_of_sleep(rest.min(at_most))]);
             let until = until.flatten().min();

@@ -18,9 +18,9 @@
 //! wake-up is only a hint: only a reply or a grant message gives the leader the lock.
 //!
 //! Every wait ends, because every sleep ends: at the time that the last answer named, at the
-//! deadline, or at the next slow poll, whichever comes first. (A slow poll is a request after about
-//! 5 s without a message, because a message may be lost: see [`slow_poll`].) A cancellation, a
-//! reconnect of the subscriber or a shutdown ends the sleep earlier.
+//! deadline, or at the next slow poll, whichever comes first. (A slow poll comes after about 5 s
+//! without a message, because a message may be lost: see [`slow_poll`]. A leader then sends a
+//! request.) A cancellation, a reconnect of the subscriber or a shutdown ends the sleep earlier.
 
 mod endurance;
 mod listening;
@@ -413,11 +413,11 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             }
             let Lead { listening, request_state } = &mut *lead;
             let may_collect = || site.may_collect(request_state);
-            // The leader sends a request at the time `ask_at`. (With a new lead this is zero, so a
-            // leader asks at once. With a lead of another leader it is that leader's time.) It also
-            // sends one if, since its last request, a message came on the public channel or
-            // the server confirmed one of the leader's channels. (A lock's `collect` takes this
-            // news, and sets `ask_at` by it.)
+            // The leader sends a request at the time `next_request` of its `Listening`. (With a new
+            // lead this is zero, so a leader asks at once. With a lead of another leader it is that
+            // leader's time.) It also sends one if, since its last request, a message came on the
+            // public channel or the server confirmed one of the leader's channels. (A lock's
+            // `collect` takes this news, and may make the time of the next request earlier.)
             if listening.is_due() {
                 let pause = synchronizer.pause(request_state);
                 if !pause.is_zero() {
@@ -463,7 +463,7 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
                 }
             } else {
                 // The thread sleeps until a message on a channel, a grant message (`may_collect`),
-                // the time `ask_at` or the end of the wait.
+                // the time of its next request or the end of the wait.
                 let at_most = self.long_wait.before_sleep(0);
                 let slept = listening.sleep(&claim.sleeper(core, name), at_most, may_collect);
                 // The last answer shows that the server is up. The exceptions: the server refused a
@@ -538,6 +538,11 @@ impl<'a, Q: QueueSite> LeadershipGuard<'a, Q> {
     /// Returns the leadership and the lead, for a call that continues as the leader.
     pub(crate) fn into_parts(mut self) -> (Option<QueueLeadership>, Option<Lead<Q::RequestState>>) {
         (self.leadership.take(), self.lead.take())
+    }
+
+    /// Transfers the leadership, as the drop does on a path that does not call this.
+    pub(crate) fn transfer(self) {
+        drop(self);
     }
 }
 

@@ -173,7 +173,7 @@ fn the_first_thread_asks_for_all_newcomers_and_the_next_one_for_later_newcomers(
     assert_eq!(queued(&server, "together"), line);
     // The first thread in the queue asks the server when the holder's lease ends.
     let asks_within = |leader: &FairLeadership<'_>| {
-        leader.lead.as_ref().unwrap().listening.ask_at() < begun + clock::nanos(TIMEOUT / 10)
+        leader.lead.as_ref().unwrap().listening.next_request() < begun + clock::nanos(TIMEOUT / 10)
     };
     assert!(asks_within(&company[0]) && !asks_within(&company[1]));
 
@@ -270,10 +270,10 @@ fn a_message_to_a_companion_before_its_first_look_is_not_forgotten() {
         let () = redis::cmd("PUBLISH").arg(&channel).arg(said).query(&mut redis).unwrap();
         lead.request_state.may_collect()
     });
-    assert!(lead.listening.ask_at() > 0);
+    assert!(lead.listening.next_request() > 0);
     let Lead { listening, request_state: entry } = &mut *lead;
     assert!(entry.collect(listening).is_none());
-    assert_eq!(lead.listening.ask_at(), 0, "it sleeps on");
+    assert_eq!(lead.listening.next_request(), 0, "it sleeps on");
     guard.unlock().unwrap();
 }
 

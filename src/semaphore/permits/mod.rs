@@ -1,10 +1,10 @@
 //! How threads wait for permits of both kinds of semaphores: which thread of this process is next,
 //! and for how long the process keeps permits.
 //!
-//! While no thread leads or waits, every thread sends its own request. After a refusal, threads
-//! queue at the [`gate`](PermitGate), and the first thread becomes the leader. The leader sends one
-//! request for itself and the threads behind it, and waits in the driver (`waiting::acquire`) while
-//! other processes have the permits.
+//! While no thread leads or waits, every thread sends its own request. After a refusal, or if the
+//! process must pause, threads queue at the [`gate`](PermitGate), and the first thread becomes the
+//! leader. The leader sends one request for itself and the threads behind it, and waits in the
+//! driver (`waiting::acquire`) while other processes have the permits.
 
 mod gate;
 mod turn;

@@ -12,7 +12,7 @@ const NOTIFIED: u8 = 2;
 /// Lets its thread sleep until [`unpark`](Self::unpark), which may also be called before the sleep.
 ///
 /// `std::thread::park` is not used, because the user's program may use the thread's only token. A
-/// thread has one parker for all wake-ups (a grant, a message, a cancel). So each wake-up is only a
+/// sleep has one parker for all wake-ups (a grant, a message, a cancel). So each wake-up is only a
 /// hint, and the woken thread checks whether the event has happened for which it waits.
 #[derive(Debug)]
 pub(super) struct Parker {
