@@ -274,7 +274,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///   If the lease is fixed, the client asks the server at each third of the lease.
     /// - Redisson's clients send no message, so the client notices them within a third of the
     ///   lease, even if the handle is `with_wanted`.
-    /// - A waiting thread of this process is noticed at once.
+    /// - A waiting thread of this process is noticed at once. The exception is a writer that waits
+    ///   for readers of its own process: it is noticed as a waiter of another process.
     /// - If a thread of this process passed a fair lock to the calling thread, the client may call
     ///   `callback` although nobody waits: see [`is_wanted`](Self::is_wanted).
     /// - After a wait on a [`Condition`](crate::Condition) the guard has a new hold. If others wait
