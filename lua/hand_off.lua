@@ -1,4 +1,4 @@
--- Prepended to every script of a lock or a read-write lock, after prelude.lua and before
+-- Prepended to most scripts of a lock or a read-write lock, after prelude.lua and before
 -- lock/holder.lua or read_write/holders.lua. This part has the queue of processes, the messages to
 -- these processes, and the window for Redisson's clients, which do not queue. docs/hand-off.md has
 -- the reasons.

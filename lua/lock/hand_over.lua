@@ -1,4 +1,4 @@
--- Prepended to ../hand_off.lua in release.lua: frees a lock that has no waiters, or grants the lock
+-- Comes before ../prelude.lua in release.lua: frees a lock that has no waiters, or grants the lock
 -- to the first owner in the queue that listens. (If redlatch's clients have passed the lock to each
 -- other for longer than MIN_CHAIN_AGE of ../hand_off.lua, and a Redisson client listens, the rest
 -- of the script releases the lock.)

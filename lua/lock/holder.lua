@@ -1,4 +1,4 @@
--- Prepended to every script of a lock with one holder, after ../hand_off.lua: how the head of the
+-- Prepended to most scripts of a lock with one holder, after ../hand_off.lua: how the head of the
 -- queue becomes the holder. docs/hand-off.md has the reasons.
 --
 -- KEYS 1 to 3, and the variables that each script sets, see ../hand_off.lua; 4 the last fencing

@@ -2,9 +2,9 @@
 //! a grant is valid, and whether the owner may report other owners as silent.
 //!
 //! This file is pure: its functions take the time as an argument, send nothing and read no clock.
-//! The models of the scripts (`tests/models/`) also compile this file, so it imports only what the
-//! parent module imports. The state has no owner number, so that two owners with the same past are
-//! equal.
+//! The models of the scripts (`tests/models/`) also compile this file, so it imports little: what
+//! it imports, they must have, too. The state has no owner number, so that two owners with the same
+//! past are equal.
 //!
 //! ```text
 //!          asks             queued (at the server's time)

@@ -168,7 +168,7 @@ impl Synchronizer for Hooks<'_, '_> {
     /// Returns `None` in three cases. First, the lease has ended since the grant. Second, this
     /// process sent the request for the grant before it received the answer to its own forced
     /// unlock, and the forced unlock may have ended the grant. Third, a hold of the name's fair
-    /// lock has the seat, and the server does not have the granted hold.
+    /// lock, or an adopted hold, has the seat, and the server does not have the granted hold.
     fn admit(
         &self,
         leadership: &mut LeadershipGuard<'_, Arc<Site>>,

@@ -100,7 +100,7 @@ enum ExtraArguments {
 pub(crate) enum Acquired {
     Granted {
         /// Whether the owner already had the lock before this request. The message of the grant is
-        /// then on its way, or was lost.
+        /// then on its way, or was lost, or an earlier copy of the request took the lock.
         already: bool,
         /// The number of processes that wait behind the owner.
         places: u32,

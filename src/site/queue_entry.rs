@@ -384,8 +384,9 @@ impl Site {
                     }
                     return self.release_if_shut_down(&tenancy.hold()).map(|()| true);
                 }
-                // Each thread of a fair lock sends its own requests, so two threads may have two
-                // holds. A forced unlock has ended one of them. Only the server knows which one,
+                // Each thread of a fair lock sends its own requests, and a ticket is adopted beside
+                // the leader, so two threads may have two holds. A forced unlock has ended one of
+                // them. Only the server knows which one,
                 // because threads do not always read grants in the server's order.
                 Admission::OtherHold(other) => {
                     if !self.has_granted(&tenancy.hold())? {

@@ -45,8 +45,8 @@ impl Listening {
         Instant::now().checked_add(core.response_timeout().saturating_mul(2))
     }
 
-    /// Whether the leader must send a request: the time of its next request has come, or since the last
-    /// request a message came on the public channel or may have been missed.
+    /// Whether the leader must send a request: the time of its next request has come, or since the
+    /// last request a message came on the public channel or may have been missed.
     pub(super) fn is_due(&self) -> bool {
         self.own.has_news() || self.public.has_news() || self.next_request <= clock::now()
     }

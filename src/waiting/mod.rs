@@ -338,9 +338,10 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             };
             // On every path out of `lead_until_granted`, the `LeadershipGuard` is dropped. Its drop
             // gives the leadership to the first waiter of the process's queue
-            // (`QueueSite::transfer_leadership`). For a lock, this waiter also gets the lead. If no
-            // thread waits, the client gives up its entry in Redis's queue. Only `admit`, and a
-            // fair lock's `request_state`, may take the leadership out of the guard earlier.
+            // (`QueueSite::transfer_leadership`). For a lock, this waiter also gets the lead, if it
+            // needs the same mode. If no thread waits, the client gives up its entry in Redis's
+            // queue. Only `admit`, and a fair lock's `request_state`, may take the leadership out
+            // of the guard earlier.
             let lead = lead.map(|lead| *lead);
             let site = synchronizer.site();
             return self.lead_until_granted(LeadershipGuard::new(site, leadership, lead));

@@ -133,8 +133,8 @@ impl<L> PermitGate<L> {
         }
     }
 
-    /// Queues an arriving thread behind the waiting threads. Returns `None` if no thread waits: the
-    /// caller may then send a request for its own need.
+    /// Queues an arriving thread behind the waiting threads. Returns `None` if no thread leads or
+    /// waits: the caller may then send a request for its own need.
     pub(crate) fn enter(
         &self,
         thread: &Arc<Thread>,

@@ -39,8 +39,8 @@ pub(crate) enum ChannelKind {
 #[derive(Debug)]
 struct EntryState {
     confirmation: Confirmation,
-    /// The number of messages, and of confirmations after a reconnect, so far. A waiter reads the
-    /// version before it sends a request, and sleeps only while the version is unchanged.
+    /// The number of messages, confirmations and refusals so far. A waiter reads the version before
+    /// it sends a request, and sleeps only while the version is unchanged.
     version: u64,
     /// The last message.
     message: Vec<u8>,

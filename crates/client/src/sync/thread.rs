@@ -95,7 +95,7 @@ impl Thread {
     }
 }
 
-/// Wakes a waiter. Unlike a [`Thread`], a waker does not identify the waiter.
+/// Wakes a waiter. A waker has no methods that identify the waiter, as a [`Thread`] has.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<Thread>);
 
