@@ -1,4 +1,5 @@
--- Comes before ../prelude.lua in acquire.lua and try.lua: takes a free lock without waiters.
+-- At the beginning of acquire.lua (with queue_up.lua) and of try.lua: takes a free lock without
+-- waiters.
 --
 -- The rest of the script would do the same, but creating its functions costs as much as these
 -- commands. (The arguments here are strings, because the server takes as long to convert a number
