@@ -93,7 +93,10 @@ impl Kept {
     fn give_up(self) {
         let unheld: Vec<_> = self.locks.iter().filter(|guard| !guard.is_held()).collect();
         assert!(unheld.is_empty(), "{unheld:?}");
-        self.locks.into_iter().for_each(|guard| guard.unlock().unwrap());
+        // On a busy machine a reply may be late. The client then repeats the release.
+        let late = |error: &Error| error.kind() == ErrorKind::ResponseTimeout;
+        let released = self.locks.into_iter().map(OwnedLockGuard::unlock);
+        released.for_each(|released| assert!(released.as_ref().err().is_none_or(late)));
         self.permit_lease.release().unwrap();
         self.client.semaphore("permits").add_permits(1).unwrap();
         let latch = self.client.count_down_latch("latch");
