@@ -278,9 +278,11 @@ impl Tenancy {
         let why = match (trouble, hold.terms.fixed_lease()) {
             (Some(cause), _) => format!("its renewals failed: {cause}"),
             (None, _) if hold.ends_before_lease() => {
-                "it was a fixed one; the thread that kept the shared hold for longer has left"
+                "it was a fixed one; the level that kept the shared hold for longer has ended"
                     .to_owned()
             }
+            // A level or an extension has made the lease longer, but may have ended before.
+            (None, Some(lease)) if hold.longest_lease() > lease => "it was a fixed one".to_owned(),
             (None, Some(lease)) => format!("it was a fixed one, of {lease:?}"),
             (None, None) if self.thread.is_dead() => {
                 "the thread that took the lock has ended, so it was not renewed".to_owned()
@@ -289,8 +291,11 @@ impl Tenancy {
                 Some(longest) if held >= clock::nanos(longest) => {
                     format!("it was held for longer than max_hold ({longest:?})")
                 }
-                _ => "it was not renewed in time: the process stood still, or was too busy"
-                    .to_owned(),
+                _ => {
+                    "it was not renewed in time: the process stood still or was too busy, or only \
+                      levels with a fixed lease were left"
+                        .to_owned()
+                }
             },
         };
         format!("{reason} ({why})")

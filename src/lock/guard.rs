@@ -274,6 +274,8 @@ impl<L: ?Sized, O> LockGuard<L, O> {
     ///   If the lease is fixed, the client asks the server at each third of the lease.
     /// - Redisson's clients send no message, so the client notices them within a third of the
     ///   lease, even if the handle is `with_wanted`.
+    /// - That a waiter of another process has given up is also noticed within a third of the lease.
+    ///   If another waiter comes before that, the client does not call `callback` again.
     /// - A waiting thread of this process is noticed at once. The exception is a writer that waits
     ///   for readers of its own process: it is noticed as a waiter of another process.
     /// - If a thread of this process passed a fair lock to the calling thread, the client may call
