@@ -41,8 +41,10 @@ const BUCKETS: usize = 1_024;
 /// The maximum sleep of the wheel's thread, in ticks. While the machine is suspended, the timer of
 /// a sleep stops, but leases do not.
 const LONGEST_SLEEP: u64 = 1_000;
-/// The renewer reads a reply for which no caller waits after this time.
-const READ_REPLIES_AFTER: Duration = Duration::from_millis(20);
+/// The renewer reads a reply for which no caller waits after this time. While threads drop guards,
+/// the wheel's thread wakes once in this time. (With 20 ms, 64 processes on one core lost 3 to 6 %
+/// of their grants.)
+const READ_REPLIES_AFTER: Duration = Duration::from_millis(50);
 /// The time after which a task that panicked is called again.
 const RETRY_AFTER_PANIC: u64 = 100_000_000;
 
