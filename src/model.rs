@@ -37,7 +37,7 @@ impl ModelServer {
         let locks = [&*ACQUIRE, &ACQUIRE_HELD, &TRY, &RELEASE, &GIVE_UP, &FORCE_UNLOCK, &RENEW];
         let fair = [&*FAIR_ACQUIRE, &FAIR_TRY, &FAIR_RELEASE, &FAIR_GIVE_UP, &FAIR_FORCE_UNLOCK];
         let mut scripts: Vec<_> = locks.into_iter().chain(fair).cloned().collect();
-        scripts.extend([&*ACQUIRE_ALL, &RELEASE_ALL].map(String::clone));
+        scripts.push(ACQUIRE_ALL.clone());
         scripts.extend(read_write::scripts());
         scripts.push(EVAL.whole(Mode::Lock).1.clone());
         let redis = Redis::new(Locks::default(), scripts);
@@ -228,16 +228,6 @@ impl ModelStep<'_> {
             // The arguments are three keys for each lock, the lease, and the owners.
             let all = (arguments.len() - 1) / 4;
             self.acquire_all(&arguments[..all], &arguments[arguments.len() - all..])
-        } else if sha == *RELEASE_ALL {
-            // The arguments are three keys for each lock, two numbers, the owners and the channels.
-            let all = (arguments.len() - 2) / 5;
-            let owners = &arguments[3 * all + 2..];
-            let replies = (0..all).map(|at| {
-                let reply = self.release(&arguments[at], &owners[at], &owners[all + at]);
-                self.peers.changed(&arguments[at]);
-                reply
-            });
-            Value::Array(replies.collect())
         } else if sha == *GIVE_UP {
             self.queues.entry(key.clone()).or_default().retain(|other| *other != arguments[3]);
             self.release(key, &arguments[3], &arguments[4])
@@ -446,11 +436,6 @@ static ACQUIRE_HELD: LazyLock<String> =
 static TRY: LazyLock<String> = script!("lock/free.lua", LOCK_OWNER, "lock/try.lua");
 static RELEASE: LazyLock<String> = script!("lock/hand_over.lua", LOCK, "lock/release.lua");
 static ACQUIRE_ALL: LazyLock<String> = script!("multi/acquire.lua");
-static RELEASE_ALL: LazyLock<String> = script!(
-    "multi/release_uncontended.lua",
-    ["lock/hand_over.lua", LOCK, "lock/release.lua"],
-    "multi/release.lua"
-);
 static GIVE_UP: LazyLock<String> = script!(LOCK, "lock/give_up.lua");
 static FORCE_UNLOCK: LazyLock<String> = script!(LOCK_OWNER, "lock/force_unlock.lua");
 static FAIR_ACQUIRE: LazyLock<String> = script!(FAIR_OWNER, "fair/acquire.lua");

@@ -424,21 +424,20 @@ pub(crate) fn release(
     same_server: impl FnOnce() -> bool,
 ) -> Result<Released, Trouble> {
     let (outcome, in_doubt) = route.call_twice(command, || command.clone());
-    match release_reply(outcome, rights) {
-        Ok(released) => Ok(released.after_a_copy(in_doubt, same_server)),
-        Err(trouble) if in_doubt => Err(Trouble::Unknown(trouble.into_error())),
-        Err(trouble) => Err(trouble),
-    }
+    released(outcome, in_doubt, rights, same_server)
 }
 
-impl Released {
-    /// Returns the result of a release after a possible copy. `in_doubt` says whether the request
-    /// was sent twice.
-    pub(crate) fn after_a_copy(self, in_doubt: bool, same_server: impl FnOnce() -> bool) -> Self {
-        match self {
-            Self::NotHeld if in_doubt && same_server() => Self::Unclear,
-            released => released,
-        }
+/// Reads the outcome of a [`release`]. `in_doubt` says whether the request was sent twice.
+pub(crate) fn released(
+    outcome: Outcome,
+    in_doubt: bool,
+    rights: Rights,
+    same_server: impl FnOnce() -> bool,
+) -> Result<Released, Trouble> {
+    match release_reply(outcome, rights) {
+        Ok(Released::NotHeld) if in_doubt && same_server() => Ok(Released::Unclear),
+        Err(trouble) if in_doubt => Err(Trouble::Unknown(trouble.into_error())),
+        released => released,
     }
 }
 

@@ -32,10 +32,6 @@ macro_rules! lua {
     (PERMITS) => {
         concat!(lua!("number.lua"), lua!("expirable_semaphore/expired.lua"))
     };
-    // The script as a function of its KEYS and ARGV.
-    ([$($part:tt),+]) => {
-        concat!("local function release_one(KEYS, ARGV)\n", $(lua!($part)),+, "end\n")
-    };
     ($file:literal) => {
         include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/lua/", $file))
     };

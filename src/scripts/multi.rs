@@ -1,31 +1,15 @@
-//! The scripts of several locks of one kind, on one server or in one slot.
+//! The script of several locks of one kind, on one server or in one slot.
 
 use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
-use redlatch_client::{CachedScript, Command, Outcome, Pieces, Route, decimal};
+use redlatch_client::{CachedScript, Command, Pieces};
 
-use super::chain::Chain;
-use super::lock::{
-    Acquired, LockScripts, Released, acquired, chain_start_argument, next_count, release_reply,
-};
-use super::{
-    Mode, Owner, Replied, Rights, Trouble, accepted, checking_rights, granted, millis, unexpected,
-};
+use super::lock::{Acquired, LockScripts, acquired};
+use super::{Owner, Replied, Trouble, checking_rights, granted, millis, unexpected};
 
 static ACQUIRE: LazyLock<CachedScript> = script!(takes; NUMBER_OR_LIST; "multi/acquire.lua");
-static RELEASE: LazyLock<CachedScript> = script!(NUMBER_OR_LIST;
-    "multi/release_uncontended.lua",
-    ["lock/hand_over.lua", LOCK, "lock/release.lua"],
-    "multi/release.lua"
-);
-static WRITE_RELEASE: LazyLock<CachedScript> = script!(NUMBER_OR_LIST;
-    "multi/release_uncontended.lua",
-    ["read_write/release_uncontended.lua", READ_WRITE, "lock/release.lua"],
-    "multi/release.lua"
-);
-
 #[derive(Debug)]
 pub(crate) enum AllAcquired {
     /// All locks are taken, each with this reply.
@@ -68,69 +52,6 @@ pub(crate) fn acquire(
         Value::Int(0) => Ok(AllAcquired::NotGranted),
         other => Err(unexpected(&other)),
     })
-}
-
-/// Releases these locks, each as [`LockScripts::release_command`] does. A lock's result is `None`
-/// if its release failed. A second release of this lock alone will return the reason. The `bool`
-/// says whether the request was sent twice.
-pub(crate) fn release(
-    route: &Route,
-    locks: &[(LockScripts<'_>, Owner, Chain)],
-) -> Result<(Vec<Option<Released>>, bool), Trouble> {
-    let command = release_command(locks);
-    let (outcome, in_doubt) = route.call_twice(&command, || command.clone());
-    match all_released(outcome, locks.len()) {
-        Ok(released) => Ok((released, in_doubt)),
-        Err(trouble) if in_doubt => Err(Trouble::Unknown(trouble.into_error())),
-        Err(trouble) => Err(trouble),
-    }
-}
-
-/// Returns the command that [`release`] sends.
-pub(crate) fn release_command(locks: &[(LockScripts<'_>, Owner, Chain)]) -> Command {
-    let first = locks.first().map(|(lock, ..)| lock);
-    let (mode, database) = first.map_or((Mode::Lock, 0), |it| (it.keys.mode, it.database));
-    let script = if mode == Mode::Lock { &RELEASE } else { &WRITE_RELEASE };
-    let owners: Vec<_> = locks.iter().map(|(_, owner, _)| owner.text()).collect();
-    let mut digits = [[0; 20]; 2];
-    let [all, number] = &mut digits;
-    let mut arguments = Vec::with_capacity(2 + 4 * locks.len());
-    arguments.push(Pieces::from(decimal(locks.len() as u64, all)));
-    arguments.push(decimal(database.unsigned_abs(), number).into());
-    arguments.extend(owners.iter().map(|owner| Pieces::from(&**owner)));
-    arguments.extend(locks.iter().map(|(lock, ..)| lock.keys.public()));
-    let chains: Vec<_> = locks.iter().map(|(.., chain)| chain_arguments(*chain)).collect();
-    let (since, counts): (Vec<_>, Vec<_>) = if chains.iter().any(Option::is_some) {
-        let nothing = || (b"0".to_vec(), b"1".to_vec());
-        chains.into_iter().map(|chain| chain.unwrap_or_else(nothing)).unzip()
-    } else {
-        (Vec::new(), Vec::new())
-    };
-    arguments.extend(since.iter().chain(&counts).map(|text| Pieces::from(&**text)));
-    command(script, locks.iter().map(|(lock, ..)| *lock), &arguments)
-}
-
-/// Returns the two arguments of a chain, or `None` if no chain is sent.
-fn chain_arguments(chain: Chain) -> Option<(Vec<u8>, Vec<u8>)> {
-    let (mut start, mut count) = ([0; 20], [0; 20]);
-    let start = chain_start_argument(chain, &mut start)?;
-    Some((start.to_vec(), decimal(next_count(chain), &mut count).to_vec()))
-}
-
-/// Reads the reply to a release of this number of locks.
-pub(crate) fn all_released(
-    outcome: Outcome,
-    count: usize,
-) -> Result<Vec<Option<Released>>, Trouble> {
-    let read = |reply| match reply {
-        Value::Int(-1) => Ok(None),
-        reply => release_reply(Ok(reply), Rights::Locks).map(Some),
-    };
-    match accepted(outcome, Rights::Locks)? {
-        Value::Int(0) => Ok(vec![Some(Released::Done); count]),
-        Value::Array(parts) if parts.len() == count => parts.into_iter().map(read).collect(),
-        other => Err(unexpected(&other)),
-    }
 }
 
 /// Makes the command with the keys of all locks: the first key of each lock, then the second key of

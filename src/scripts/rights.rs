@@ -714,9 +714,7 @@ mod tests {
                 "lock/successor.lua",
                 "lock/ticket.lua",
                 "lock/adopt.lua",
-                "multi/acquire.lua",
-                "multi/release_uncontended.lua",
-                "multi/release.lua"
+                "multi/acquire.lua"
             )
         };
         let scripts = [
@@ -735,10 +733,7 @@ mod tests {
                     "lock/renew.lua",
                     "lock/keep.lua",
                     "lock/release.lua",
-                    "lock/give_up.lua",
-                    // `multi/acquire.lua` also runs the commands for the tokens of fenced locks.
-                    "multi/release_uncontended.lua",
-                    "multi/release.lua"
+                    "lock/give_up.lua" // `multi/acquire.lua` also runs the commands for the tokens of fenced locks.
                 ),
             ),
             (

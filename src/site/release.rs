@@ -272,12 +272,23 @@ impl Site {
                 Ok(())
             }
             Leaving::Awaited => {
-                let same_server = || self.route.incarnation() == hold.asked.incarnation;
-                let rights = self.scripts().rights();
-                let outcome = scripts::lock::release(&self.route, &command, rights, same_server);
-                self.release_answered(hold, outcome)
+                let (outcome, in_doubt) = self.route.call_twice(&command, || command.clone());
+                self.release_awaited(hold, outcome, in_doubt)
             }
         }
+    }
+
+    /// Handles the outcome of a release for which the thread has waited. `in_doubt`: the request
+    /// was sent twice.
+    pub(super) fn release_awaited(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        outcome: Outcome,
+        in_doubt: bool,
+    ) -> Result<(), Error> {
+        let same_server = || self.route.incarnation() == hold.asked.incarnation;
+        let rights = self.scripts().rights();
+        self.release_answered(hold, scripts::lock::released(outcome, in_doubt, rights, same_server))
     }
 
     pub(super) fn release_answered(

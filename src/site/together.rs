@@ -8,14 +8,14 @@ use super::queue_entry::QueueEntry;
 use super::site::{Leaving, Site};
 use crate::ask::{Asked, EntryReply};
 use crate::error::Error;
-use crate::hold::{GrantDetails, Hold, HoldLevel, Tenancy};
+use crate::hold::{GrantDetails, HoldLevel, Tenancy};
 use crate::order::{LeaveOutcome, LockNeed};
 use crate::scripts::lock::Acquired;
 use crate::scripts::multi::{self, AllAcquired};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
 use crate::scripts::{Replied, Trouble};
-use crate::waiting::{Claim, LeadershipGuard, Try};
+use crate::waiting::{Claim, Try};
 
 /// The maximum number of locks in one request. While the server runs a request, it cannot serve
 /// other clients.
@@ -96,36 +96,38 @@ pub(crate) fn ask_for_all(
 }
 
 /// Ends one level of each of these tenancies, as [`Site::leave`] does. The locks are all different,
-/// and [go together](go_together). The client sends all releases in one request.
+/// and [go together](go_together). The client sends all releases in one packet.
 pub(crate) fn leave_all(
     levels: &[(&Arc<Site>, &Arc<Tenancy>, Option<HoldLevel>)],
 ) -> Vec<Result<(), Error>> {
-    let mut left = Vec::with_capacity(levels.len());
+    let (mut left, mut releases) = (Vec::new(), Vec::new());
     for (site, tenancy, which) in levels {
-        left.push(site.step_out(tenancy, *which, Leaving::Awaited));
-    }
-    let (mut holds, mut leaderships) = (Vec::new(), Vec::new());
-    for (left, (site, ..)) in left.iter_mut().zip(levels) {
-        if let Ok(LeaveOutcome::Release(seat, leadership)) = left {
-            holds.push((*site, seat.tenancy.hold().into_owned()));
-            leaderships.push(LeadershipGuard::new(*site, leadership.take(), None));
+        let outcome = site.step_out(tenancy, *which, Leaving::Awaited);
+        let mut is_sent = false;
+        if let Ok(LeaveOutcome::Release(seat, _)) = &outcome {
+            let hold = seat.tenancy.hold();
+            is_sent = hold.line.is_none() && !hold.is_kept();
+            releases.extend(is_sent.then(|| site.release_command(&hold)));
         }
+        left.push((outcome, is_sent));
     }
-    let mut released = release_all(&holds).into_iter();
+    let released = levels.first().map(|(site, ..)| site.route.call_each(&releases));
+    let mut released = released.into_iter().flatten();
     let mut ended = Vec::with_capacity(levels.len());
-    for (left, (site, ..)) in left.into_iter().zip(levels) {
-        ended.push(left.map(|left| {
-            let is_over = !matches!(left, LeaveOutcome::StillHeld);
-            let done = site.finish_leaving(left, |hold| {
-                let done = released.next().flatten();
-                done.unwrap_or_else(|| site.release_last(hold, Leaving::Awaited))
+    for ((outcome, is_sent), (site, ..)) in left.into_iter().zip(levels) {
+        ended.push(outcome.map(|outcome| {
+            let is_over = !matches!(outcome, LeaveOutcome::StillHeld);
+            let done = site.finish_leaving(outcome, |hold| {
+                match is_sent.then(|| released.next()).flatten() {
+                    Some((outcome, in_doubt)) => site.release_awaited(hold, outcome, in_doubt),
+                    None => site.release_last(hold, Leaving::Awaited),
+                }
             });
             is_over.then(|| done.map(drop))
         }));
     }
-    // Give up all leaderships before the first callback runs, because a callback may take one of
-    // these locks.
-    drop(leaderships);
+    // No leadership is left when the first callback runs, because a callback may take one of these
+    // locks.
     let ended = ended.into_iter().zip(levels);
     ended
         .map(|(done, (site, tenancy, _))| match done? {
@@ -133,33 +135,4 @@ pub(crate) fn leave_all(
             None => Ok(()),
         })
         .collect()
-}
-
-/// Releases these holds, if one request can release several of them. The result has `None` for a
-/// hold that needs its own request.
-fn release_all(holds: &[(&Arc<Site>, Arc<Hold>)]) -> Vec<Option<Result<(), Error>>> {
-    let [(first, _), _, ..] = holds else { return Vec::new() };
-    let mut locks = Vec::with_capacity(holds.len());
-    for (site, hold) in holds {
-        if hold.line.is_some() || hold.is_kept() {
-            return Vec::new();
-        }
-        locks.push((site.scripts(), hold.owner, hold.details.chain));
-    }
-    let (each, in_doubt) = match multi::release(&first.route, &locks) {
-        Ok((each, in_doubt)) => {
-            (each.into_iter().map(|it| it.map(Ok)).collect::<Vec<_>>(), in_doubt)
-        }
-        // The server has refused the request, and has released no hold. Separate requests will
-        // release those holds that the user may release.
-        Err(Trouble::Refused(_)) => return Vec::new(),
-        Err(trouble) => (vec![Some(Err(trouble)); holds.len()], false),
-    };
-    let mut ended = Vec::with_capacity(holds.len());
-    for (released, (site, hold)) in each.into_iter().zip(holds) {
-        let same_server = || site.route.incarnation() == hold.asked.incarnation;
-        let released = released.map(|it| it.map(|it| it.after_a_copy(in_doubt, same_server)));
-        ended.push(released.map(|released| site.release_answered(hold, released)));
-    }
-    ended
 }

@@ -188,6 +188,30 @@ impl Route {
         };
         (self.explain(outcome, command), in_doubt)
     }
+
+    /// Sends several commands in one packet. Returns what [`call_twice`](Self::call_twice) would
+    /// return for each command. The routes of the commands' names must be
+    /// [with](Self::is_with) this route.
+    pub fn call_each(&self, commands: &[Command]) -> Vec<(Outcome, bool)> {
+        if let Err(forked) = not_forked() {
+            return vec![(Err(forked), false); commands.len()];
+        }
+        let lane = self.lane();
+        let deadline = lane.deadline();
+        let outcomes = lane.call_each(commands).into_iter().zip(commands);
+        let each = outcomes.map(|(outcome, command)| {
+            let copy = || command.clone();
+            let (outcome, in_doubt) = match self {
+                Self::Server(lane) => lane.call_again(outcome, command, copy, deadline),
+                Self::Slot(slot) => {
+                    let asked = Arc::clone(&lane);
+                    slot.follow(asked, outcome, false, command, Some(copy), deadline)
+                }
+            };
+            (self.explain(outcome, command), in_doubt)
+        });
+        each.collect()
+    }
 }
 
 /// A child that was forked during a call must not use its parent's connections.

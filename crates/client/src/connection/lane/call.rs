@@ -1,6 +1,7 @@
 //! A call: a command whose thread waits for the reply. The thread combines, or sleeps until the
 //! combiner has read the reply.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::thread;
@@ -78,7 +79,7 @@ impl Lane {
     pub fn call_once(self: &Arc<Self>, command: &Command) -> Outcome {
         match Limit::current() {
             None => self.call_within(command, None),
-            limit => self.follow(&self.queue(command.clone()), limit.as_ref()),
+            limit => self.follow(&self.queue(command.clone(), |_| ()), limit.as_ref()),
         }
     }
 
@@ -91,7 +92,49 @@ impl Lane {
         copy: impl FnOnce() -> Command,
     ) -> (Outcome, bool) {
         let deadline = self.deadline();
-        match self.call_once(command) {
+        let outcome = self.call_once(command);
+        self.call_again(outcome, command, copy, deadline)
+    }
+
+    /// Sends several commands in one packet, and waits for all replies. Returns what
+    /// [`call_once`](Self::call_once) would return for each command.
+    ///
+    /// Only the last command is a call. The others are posts before it. A server replies in the
+    /// order of the commands, so their replies have been read when the call has its reply.
+    pub(crate) fn call_each(self: &Arc<Self>, commands: &[Command]) -> Vec<Outcome> {
+        let Some((last, posts)) = commands.split_last() else { return Vec::new() };
+        let outcomes = Arc::new(Mutex::new(vec![None; posts.len()]));
+        let call = self.queue(last.clone(), |queue| {
+            for (at, command) in posts.iter().enumerate() {
+                let outcomes = Arc::clone(&outcomes);
+                let receiver = move |outcome| outcomes.lock()[at] = Some(outcome);
+                queue.push_back(Pending::Post(command.clone(), Arc::new(receiver)));
+            }
+        });
+        let last = self.follow(&call, Limit::current().as_ref());
+        // If the limit of the thread is over, the posts may run later, even if the call was never
+        // sent.
+        let cause = match &last {
+            Ok(_) => Cause::new(late(), self.endpoint.health()),
+            Err(failure) => failure.cause().clone(),
+        };
+        let left = || Err(Failure::TimedOut(cause.clone()));
+        let mut outcomes = outcomes.lock();
+        let mut each: Vec<_> =
+            outcomes.iter_mut().map(|it| it.take().unwrap_or_else(left)).collect();
+        each.push(last);
+        each
+    }
+
+    /// The second half of [`call_twice`](Self::call_twice): `outcome` is that of the first copy.
+    pub(crate) fn call_again(
+        self: &Arc<Self>,
+        outcome: Outcome,
+        command: &Command,
+        copy: impl FnOnce() -> Command,
+        deadline: Instant,
+    ) -> (Outcome, bool) {
+        match outcome {
             Err(Failure::Reset(_)) if Instant::now() < deadline => (self.call_once(&copy()), true),
             // The wrong server has changed nothing. The next connection leads to the master.
             Err(Failure::Refused(cause))
@@ -107,13 +150,15 @@ impl Lane {
 
     /// Like [`call_once`](Self::call_once), to a server to which the command's slot is moving.
     pub(crate) fn call_asking(self: &Arc<Self>, command: &Command) -> Outcome {
-        self.follow(&self.queue(command.asking()), Limit::current().as_ref())
+        self.follow(&self.queue(command.asking(), |_| ()), Limit::current().as_ref())
     }
 
-    /// Queues a command. If no thread is the combiner, the calling thread becomes the combiner.
-    fn queue(&self, command: Command) -> Arc<Call> {
+    /// Queues a command behind the posts that `posts` adds. If no thread is the combiner, the
+    /// calling thread becomes the combiner.
+    fn queue(&self, command: Command, posts: impl FnOnce(&mut VecDeque<Pending>)) -> Arc<Call> {
         let call = Call::queued();
         let mut state = self.state.lock();
+        posts(&mut state.queue);
         state.queue.push_back(Pending::Call(command, Arc::clone(&call)));
         if !std::mem::replace(&mut state.combining, true) {
             *call.state.lock() = CallState::Combines;

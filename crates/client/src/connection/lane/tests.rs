@@ -238,3 +238,49 @@ fn a_thread_that_panics_while_it_combines_takes_the_connection_along() {
         assert_eq!(third.unwrap().unwrap(), Value::BulkString(b"third".to_vec()));
     }
 }
+
+#[test]
+fn each_command_of_a_packet_has_its_own_outcome() {
+    let server = Server::start().unwrap();
+    let lane = connected(&server.url());
+    let echo = |text: &[u8]| Command::plain(&[b"ECHO", text]);
+    let commands = [echo(b"one"), Command::plain(&[b"GET"]), echo(b"three")];
+    for _ in 0..2 {
+        let outcomes = lane.call_each(&commands);
+        let [Ok(one), Err(Failure::Refused(_)), Ok(three)] = &outcomes[..] else {
+            panic!("{outcomes:?}")
+        };
+        assert_eq!(
+            [one, three],
+            ["one", "three"].map(|it| Value::BulkString(it.into())).each_ref()
+        );
+    }
+    assert!(lane.call_each(&[]).is_empty());
+}
+
+/// The replies that the thread did not wait for reach no later caller.
+#[test]
+fn a_thread_that_leaves_a_packet_knows_that_each_command_may_run() {
+    let (url, is_halted, go_on, server) = halting();
+    let lane = connected(&url);
+    let echo = |text: &'static [u8]| Command::plain(&[b"ECHO", text]);
+    let token = CancelToken::new();
+    let cancels = {
+        let token = token.clone();
+        thread::spawn(move || {
+            is_halted.recv().unwrap();
+            token.cancel();
+        })
+    };
+    let limited = Limit::set(Limit::new(None, Some(&token)));
+    let outcomes = lane.call_each(&[echo(b"first"), echo(b"second"), echo(b"third")]);
+    drop(limited);
+    cancels.join().unwrap();
+    let is_left = |outcome: &Outcome| matches!(outcome, Err(Failure::TimedOut(_)));
+    assert!(outcomes.len() == 3 && outcomes.iter().all(is_left), "{outcomes:?}");
+    go_on.send(()).unwrap();
+    let last = lane.call_once(&echo(b"the last")).unwrap();
+    assert_eq!(last, Value::BulkString(b"the last".to_vec()));
+    drop(lane);
+    server.join().unwrap();
+}
