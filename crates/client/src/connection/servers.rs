@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
+use std::time::Instant;
 
 use redis::Value;
 
@@ -177,16 +178,17 @@ impl Route {
         Err(Failure::Refused(cause))
     }
 
-    /// See [`Lane::call_twice`].
+    /// Like [`call_once`](Self::call_once), but if the connection breaks and there is time left,
+    /// sends `copy` over a new connection. Sends `copy` at most once. The `bool` says whether
+    /// `copy` was sent.
     pub fn call_twice(&self, command: &Command, copy: impl FnOnce() -> Command) -> (Outcome, bool) {
         if let Err(forked) = not_forked() {
             return (Err(forked), false);
         }
-        let (outcome, in_doubt) = match self {
-            Self::Server(lane) => lane.call_twice(command, copy),
-            Self::Slot(slot) => slot.call_twice(command, copy),
-        };
-        (self.explain(outcome, command), in_doubt)
+        let lane = self.lane();
+        let deadline = lane.deadline();
+        let outcome = lane.call_once(command);
+        self.call_again(&lane, outcome, command, copy, deadline)
     }
 
     /// Sends several commands in one packet. Returns what [`call_twice`](Self::call_twice) would
@@ -199,18 +201,29 @@ impl Route {
         let lane = self.lane();
         let deadline = lane.deadline();
         let outcomes = lane.call_each(commands).into_iter().zip(commands);
-        let each = outcomes.map(|(outcome, command)| {
-            let copy = || command.clone();
-            let (outcome, in_doubt) = match self {
-                Self::Server(lane) => lane.call_again(outcome, command, copy, deadline),
-                Self::Slot(slot) => {
-                    let asked = Arc::clone(&lane);
-                    slot.follow(asked, outcome, false, command, Some(copy), deadline)
-                }
-            };
-            (self.explain(outcome, command), in_doubt)
-        });
-        each.collect()
+        let again = |(outcome, command): (_, &Command)| {
+            self.call_again(&lane, outcome, command, || command.clone(), deadline)
+        };
+        outcomes.map(again).collect()
+    }
+
+    /// The second half of [`call_twice`](Self::call_twice): `outcome` is that of the first copy,
+    /// which was sent over `lane`.
+    fn call_again(
+        &self,
+        lane: &Arc<Lane>,
+        outcome: Outcome,
+        command: &Command,
+        copy: impl FnOnce() -> Command,
+        deadline: Instant,
+    ) -> (Outcome, bool) {
+        let (outcome, in_doubt) = match self {
+            Self::Server(lane) => lane.call_again(outcome, command, copy, deadline),
+            Self::Slot(slot) => {
+                slot.follow(Arc::clone(lane), outcome, false, command, Some(copy), deadline)
+            }
+        };
+        (self.explain(outcome, command), in_doubt)
     }
 }
 

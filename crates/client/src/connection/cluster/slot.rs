@@ -58,17 +58,6 @@ impl Slot {
         self.follow(lane, outcome, false, command, None::<fn() -> Command>, until).0
     }
 
-    pub(in crate::connection) fn call_twice(
-        &self,
-        command: &Command,
-        copy: impl FnOnce() -> Command,
-    ) -> (Outcome, bool) {
-        let lane = self.lane();
-        let until = lane.deadline();
-        let outcome = lane.call_once(command);
-        self.follow(lane, outcome, false, command, Some(copy), until)
-    }
-
     /// Follows redirects and retries until `until`. The first redirect is `outcome`, the reply of
     /// the server `asked`. If the command may have run, sends `copy` in its place. The `bool` is
     /// `true` if the copy was sent, or if the command was already `in_doubt`.

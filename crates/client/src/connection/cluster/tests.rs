@@ -9,7 +9,7 @@ use redlatch_testkit::Cluster as Servers;
 
 use super::*;
 use crate::connection::reply::redirect;
-use crate::connection::{CachedScript, Command, Failure};
+use crate::connection::{CachedScript, Command, Failure, Route};
 
 const KEY: &str = "moved";
 
@@ -37,7 +37,7 @@ fn a_script_stopped_in_its_middle_counts_as_one_that_may_have_run() {
     let count = redis::cmd("CLUSTER").arg("COUNTKEYSINSLOT").arg(slot.number).query(&mut redis);
     assert_eq!(count, Ok(1), "it has run to its middle");
     let mut copies = 0;
-    let (outcome, in_doubt) = slot.call_twice(&twice, || {
+    let (outcome, in_doubt) = Route::Slot(slot).call_twice(&twice, || {
         copies += 1;
         Command::plain(&[b"EXISTS", KEY.as_bytes()])
     });

@@ -83,19 +83,6 @@ impl Lane {
         }
     }
 
-    /// Like [`call_once`](Self::call_once), but if the connection breaks and there is time left,
-    /// sends `copy` over a new connection. Sends `copy` at most once. The `bool` says whether
-    /// `copy` was sent.
-    pub(crate) fn call_twice(
-        self: &Arc<Self>,
-        command: &Command,
-        copy: impl FnOnce() -> Command,
-    ) -> (Outcome, bool) {
-        let deadline = self.deadline();
-        let outcome = self.call_once(command);
-        self.call_again(outcome, command, copy, deadline)
-    }
-
     /// Sends several commands in one packet, and waits for all replies. Returns what
     /// [`call_once`](Self::call_once) would return for each command.
     ///
@@ -126,7 +113,8 @@ impl Lane {
         each
     }
 
-    /// The second half of [`call_twice`](Self::call_twice): `outcome` is that of the first copy.
+    /// Sends `copy` in the place of a command that may have run, with this `outcome`. The `bool`
+    /// says whether `copy` was sent.
     pub(crate) fn call_again(
         self: &Arc<Self>,
         outcome: Outcome,
