@@ -4,10 +4,9 @@
 -- KEYS the locks, their queues, their windows, and their last fencing tokens if the locks have
 --      tokens
 -- ARGV 1 lease in ms, 2… the owner for each lock
--- reply: the number of the locks = all are taken, each with the reply 0 (as in
---        ../lock/acquire.lua); a list of the locks' replies (0 or above) = all are taken; nil = no
---        lock is taken, because an owner of another client holds one of them; 0 = no lock is taken
---        for another reason, and the client asks for one lock after the other
+-- reply: the number of the locks = all are taken; a list of last tokens = all are taken with these
+--        tokens; nil = no lock is taken, because an owner of another client holds one of them; 0 =
+--        no lock is taken for another reason, and the client asks for one lock after the other
 --
 -- The script checks all locks before it changes one, and takes no lock that has a queue or a
 -- window. If the server refuses a command after the first change, the script frees the locks that
@@ -23,26 +22,25 @@
 -- arguments are strings.)
 local redis, KEYS, ARGV = redis, KEYS, ARGV
 local count, lease = #ARGV - 1, ARGV[1]
-local writes, has_tokens = string.sub(ARGV[2], -6) == ':write', #KEYS == 4 * count
--- had: the locks that the first copy has taken, or nil if it has taken none.
-local already_held, replies
+local writes = string.sub(ARGV[2], -6) == ':write'
+-- The locks that the first copy has taken, or nil if it has taken none.
+local had
 if redis.pcall('exists', unpack(KEYS, 1, 3 * count)) ~= 0 then
-    already_held = {}
+    had = {}
     for i = 1, count do
         local lock, owner = KEYS[i], ARGV[i + 1]
-        if redis.pcall('exists', lock, KEYS[count + i], KEYS[2 * count + i]) ~= 0 then
-            already_held[i] = redis.pcall('hexists', lock, owner) == 1
-            if not already_held[i] then
-                -- Tell the client if an owner of another client holds this lock. (An owner of this
-                -- client is no reason: its release may be on the way over another connection.)
-                local fields = redis.pcall('hrandfield', lock, 2)
-                local held_by = fields[1]
-                local is_taken = held_by and not fields[2]
-                    and string.match(held_by, '^[%x-]+:()%d+$') == 38
-                    and string.sub(held_by, 1, 36) ~= string.sub(owner, 1, 36)
-                    and redis.call('pttl', lock) >= 0
-                return not is_taken and 0 or nil
-            end
+        had[i] = redis.pcall('hexists', lock, owner) == 1
+        if not had[i]
+            and redis.pcall('exists', lock, KEYS[count + i], KEYS[2 * count + i]) ~= 0 then
+            -- Tell the client if an owner of another client holds this lock. (An owner of this
+            -- client is no reason: its release may be on the way over another connection.)
+            local fields = redis.pcall('hrandfield', lock, 2)
+            local held_by = fields[1]
+            local is_taken = held_by and not fields[2]
+                and string.match(held_by, '^[%x-]+:()%d+$') == 38
+                and string.sub(held_by, 1, 36) ~= string.sub(owner, 1, 36)
+                and redis.call('pttl', lock) >= 0
+            return not is_taken and 0 or nil
         end
     end
 end
@@ -50,42 +48,30 @@ end
 if writes and not redis.acl_check_cmd('time') then
     return 0
 end
-if already_held or has_tokens then
-    replies = {}
-end
+local tokens = KEYS[3 * count + 1] and {}
 for i = 1, count do
-    local lock, owner, is_taken = KEYS[i], ARGV[i + 1], already_held and already_held[i]
-    local places = is_taken and redis.pcall('llen', KEYS[count + i]) or 0
-    local token = has_tokens and redis.pcall('incrby', KEYS[3 * count + i], '1024')
-    if token and (type(token) ~= 'number' or token < 1024 or token >= 2^53) then
-        if type(token) == 'number' and token < 1024 then
-            -- Undo the INCRBY: the request for this lock alone refuses a negative value.
-            redis.pcall('incrby', KEYS[3 * count + i], '-1024')
-        end
-        is_taken = false
-    elseif is_taken then
-        is_taken = type(places) == 'number'
-    elseif writes then
-        is_taken = redis.pcall('hset', lock, 'mode', 'write', owner, '1') == 2
-            and redis.pcall('pexpire', lock, lease) == 1
-    else
-        is_taken = redis.pcall('hset', lock, owner, '1') == 1
-            and redis.pcall('pexpire', lock, lease) == 1
+    local lock, owner, token = KEYS[i], ARGV[i + 1], 1024
+    if tokens then
+        token = redis.pcall('incrby', KEYS[3 * count + i], '1024')
+        tokens[i] = token
     end
+    local is_number = type(token) == 'number'
+    if is_number and token < 1024 then
+        -- Undo the INCRBY: the request for this lock alone refuses a negative value.
+        redis.pcall('incrby', KEYS[3 * count + i], '-1024')
+    end
+    local is_taken = is_number and token >= 1024 and token < 2^53 and (had and had[i]
+        or (writes and redis.pcall('hset', lock, 'mode', 'write', owner, '1')
+            or redis.pcall('hset', lock, owner, '1')) == (writes and 2 or 1)
+        and redis.pcall('pexpire', lock, lease) == 1)
     if not is_taken then
         for j = 1, i do
-            if not (already_held and already_held[j]) then
-                local undone = writes and redis.pcall('hdel', KEYS[j], ARGV[j + 1], 'mode')
-                    or redis.pcall('hdel', KEYS[j], ARGV[j + 1])
-                if type(undone) ~= 'number' then
-                    redis.pcall('del', KEYS[j])
-                end
+            if not (had and had[j])
+                and type(redis.pcall('hdel', KEYS[j], ARGV[j + 1], 'mode')) ~= 'number' then
+                redis.pcall('del', KEYS[j])
             end
         end
         return 0
     end
-    if replies then
-        replies[i] = token and {places, token} or places
-    end
 end
-return replies or count
+return tokens or count

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use redlatch_client::sync::Thread;
 
 use super::Handle;
-use super::together::Together;
 use crate::error::{Error, LostReason};
 use crate::hold::{Leaseholder, Tenancy};
 use crate::observe::{Kind, Way};
@@ -20,17 +19,13 @@ use crate::waiting::{
     self, Claim, Enter, EnterOf, Lead, LeadershipGuard, QueueLeadership, Synchronizer, Try, Wait,
 };
 
-pub(super) struct Hooks<'a, 'b> {
+pub(super) struct Hooks<'a> {
     pub(super) handle: &'a Handle,
-    /// `Some` if the lock is one of several locks that are taken together.
-    together: Option<&'a Together<'b>>,
 }
 
-/// Takes the lock of this handle, alone or as one of several locks that are taken together. Returns
-/// `None` if the wait ended before the grant.
+/// Takes the lock of this handle. Returns `None` if the wait ended before the grant.
 pub(super) fn acquire(
     handle: &Handle,
-    together: Option<&Together<'_>>,
     thread: &Arc<Thread>,
     wait: Wait<'_>,
 ) -> Result<Option<Arc<Tenancy>>, Error> {
@@ -41,7 +36,7 @@ pub(super) fn acquire(
     let Site { core, name, .. } = &*handle.site;
     // The driver `acquire` calls the hooks below. The thread sleeps between these calls.
     let claim = Claim { thread, need: handle.need(), wait };
-    let acquired = waiting::acquire(&Hooks { handle, together }, (core, name), &claim);
+    let acquired = waiting::acquire(&Hooks { handle }, (core, name), &claim);
     if !matches!(acquired, Ok(Some(_))) {
         // A thread that waited may have left the queue, so the holder's callbacks need the new
         // state.
@@ -50,7 +45,7 @@ pub(super) fn acquire(
     acquired
 }
 
-impl Synchronizer for Hooks<'_, '_> {
+impl Synchronizer for Hooks<'_> {
     type Site = Arc<Site>;
 
     fn site(&self) -> &Arc<Site> {
@@ -73,10 +68,6 @@ impl Synchronizer for Hooks<'_, '_> {
     /// read with other readers of this process, or under its own write lock. Otherwise one thread
     /// of the process sends a request.
     fn enter(&self, claim: &Claim<'_, LockNeed>) -> Result<EnterOf<Self>, Error> {
-        if let Some(leadership) = self.together.and_then(Together::lead) {
-            let (leadership, lead) = leadership.into_parts();
-            return Ok(Enter::Leads(leadership, lead.map(Box::new)));
-        }
         loop {
             let gate = &self.handle.site.gate;
             return match gate.enter(claim.thread, claim.need, claim.wait.blocks()) {
@@ -149,19 +140,7 @@ impl Synchronizer for Hooks<'_, '_> {
         {
             return Ok(Try::Shared(tenancy));
         }
-        if let Some(together) = self.together {
-            if let Some(tenancy) = together.granted() {
-                return Ok(Try::Granted(tenancy));
-            }
-            together.give_back_later_locks();
-        }
-        let is_new = request_state.is_none();
         let entry = request_state.get_or_insert_with(|| QueueEntry::new(site, claim.need.terms));
-        if let Some(together) = self.together.filter(|_| is_new)
-            && let Some(tried) = together.ask(site, entry, claim)?
-        {
-            return Ok(tried);
-        }
         entry.ask(listening, site, claim, None)
     }
 

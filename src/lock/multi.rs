@@ -11,9 +11,10 @@ use crate::attempt::Attempt::NotTaken;
 #[cfg(doc)]
 use crate::client::Client;
 use crate::error::{Error, ErrorKind};
-use crate::lock::together::Together;
+use crate::lock::together;
 use crate::lock::{AsLock, Handle, HeldLock, HeldLocks, Lock, Part, Parts, Variant};
 use crate::name::Name;
+use crate::scripts::multi::AllTaken;
 use crate::waiting::Wait;
 
 pub use self::guard::{MultiLockGuard, OwnedMultiLockGuard};
@@ -374,8 +375,8 @@ impl MultiLock {
         Err(Error::new(ErrorKind::ResponseTimeout, message.to_owned()).transient(true))
     }
 
-    /// Takes the parts one after the other, in their order. Returns `None` if a part was not taken.
-    /// The request for the first part may take all parts: see `lock/together.rs`.
+    /// Takes all parts with one request, or one part after the other, in their order. Returns
+    /// `None` if a part was not taken.
     fn acquire_all(
         &self,
         thread: &Arc<Thread>,
@@ -387,12 +388,16 @@ impl MultiLock {
         }
         // The drop of `levels` releases the taken parts, the last part first.
         let mut levels = self.levels();
-        let together = Together::of(&self.parts);
+        match together::take(&self.parts, thread, wait) {
+            AllTaken::Taken(held) => {
+                levels.held = held;
+                return Ok(Some(levels));
+            }
+            AllTaken::Held if !wait.blocks() => return Ok(None),
+            AllTaken::Held | AllTaken::OneByOne => {}
+        }
         for part in &*self.parts {
-            let acquired = match &together {
-                Some(together) => together.acquire(part.handle(), thread, *wait),
-                None => part.acquire(thread, *wait).map(|held| held.and_then(HeldLocks::one)),
-            };
+            let acquired = part.acquire(thread, *wait).map(|held| held.and_then(HeldLocks::one));
             match acquired.map_err(|error| self.failed(part, error))? {
                 Some(held) => levels.held.push(held),
                 None => return Ok(None),

@@ -607,7 +607,7 @@ macro_rules! one_lock {
                     thread: &Arc<Thread>,
                     wait: Wait<'_>,
                 ) -> Result<Option<Arc<Tenancy>>, Error> {
-                    hooks::acquire(&self.handle, None, thread, wait)
+                    hooks::acquire(&self.handle, thread, wait)
                 }
 
                 fn send_force_unlock(&self) -> Result<bool, Trouble> {

@@ -242,10 +242,8 @@ impl<I> Order<I> {
     }
 
     /// Takes the leadership for a thread that asks for several locks together. Returns `None` if a
-    /// thread of this process has this lock, leads or waits. A thread A that asks for several locks
-    /// must not wait at a gate for a thread B: if B waits for A at another gate, at which A leads,
-    /// A and B would wait for ever.
-    pub(crate) fn try_lead_for_multi(&mut self) -> Option<QueueLeadership> {
+    /// thread of this process has this lock, leads or waits.
+    pub(crate) fn try_lead(&mut self) -> Option<QueueLeadership> {
         let is_read = self.readers.as_ref().is_some_and(|readers| readers.seat.is_some());
         if self.alone.seat.is_some() || is_read { None } else { self.queue.try_lead() }
     }

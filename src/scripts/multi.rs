@@ -6,30 +6,32 @@ use std::time::Duration;
 use redis::Value;
 use redlatch_client::{CachedScript, Command, Pieces};
 
-use super::lock::{Acquired, LockScripts, acquired};
-use super::{Owner, Replied, Trouble, checking_rights, granted, millis, unexpected};
+use super::lock::{LockScripts, Tokens};
+use super::{Owner, Replied, Trouble, checking_rights, granted, millis, number, unexpected};
 
 static ACQUIRE: LazyLock<CachedScript> = script!(takes; NUMBER_OR_LIST; "multi/acquire.lua");
+
+/// The outcome of a request for several locks together.
 #[derive(Debug)]
-pub(crate) enum AllAcquired {
-    /// All locks are taken, each with this reply.
-    Granted(Vec<Acquired>),
+pub(crate) enum AllTaken<T> {
+    /// All locks are taken, each with this value.
+    Taken(Vec<T>),
     /// No lock is taken, because an owner of another client has one of them.
-    Taken,
+    Held,
     /// No lock is taken for another reason. The client then requests each lock alone, and the reply
     /// to one of these requests has the reason.
-    NotGranted,
+    OneByOne,
 }
 
 /// Takes all of these locks for these owners if all are free and have no waiters. If one of the
 /// locks is taken or has waiters, takes none of them. The request goes over the connection of the
-/// first lock.
+/// first lock. A taken lock has tokens if it is a fenced lock.
 pub(crate) fn acquire(
     locks: &[(LockScripts<'_>, Owner)],
     lease: Duration,
-) -> Result<Replied<AllAcquired>, Trouble> {
+) -> Result<Replied<AllTaken<Option<Tokens>>>, Trouble> {
     let Some((first, _)) = locks.first() else {
-        return Ok(Replied::acknowledged(AllAcquired::NotGranted, false));
+        return Ok(Replied::acknowledged(AllTaken::OneByOne, false));
     };
     let owners: Vec<_> = locks.iter().map(|(_, owner)| owner.text()).collect();
     let mut digits = [0; 20];
@@ -39,17 +41,17 @@ pub(crate) fn acquire(
     let command = command(&ACQUIRE, locks.iter().map(|(lock, _)| *lock), &arguments);
     let command = checking_rights(command, first.rights());
     let (outcome, in_doubt) = first.route.call_twice(&command, || command.clone());
-    let alone = Acquired::Granted { already: false, places: 0, tokens: None };
     granted(outcome, in_doubt, first.rights(), |reply| match reply {
         Value::Int(count) if usize::try_from(count) == Ok(locks.len()) => {
-            Ok(AllAcquired::Granted(vec![alone; locks.len()]))
+            Ok(AllTaken::Taken(vec![None; locks.len()]))
         }
-        Value::Array(parts) if parts.len() == locks.len() => {
-            let parts: Result<_, _> = parts.into_iter().map(acquired).collect();
-            parts.map(AllAcquired::Granted)
+        Value::Array(tokens) if tokens.len() == locks.len() => {
+            let tokens =
+                tokens.into_iter().map(|last| Ok(Tokens::up_to(number(last)?.unsigned_abs())));
+            tokens.collect::<Result<_, _>>().map(AllTaken::Taken)
         }
-        Value::Nil => Ok(AllAcquired::Taken),
-        Value::Int(0) => Ok(AllAcquired::NotGranted),
+        Value::Nil => Ok(AllTaken::Held),
+        Value::Int(0) => Ok(AllTaken::OneByOne),
         other => Err(unexpected(&other)),
     })
 }

@@ -52,8 +52,8 @@ impl Gate {
         self.at(|state, now| state.enter(thread, need, waits, now))
     }
 
-    pub(crate) fn try_lead_for_multi(&self) -> Option<QueueLeadership> {
-        self.state.lock().try_lead_for_multi()
+    pub(crate) fn try_lead(&self) -> Option<QueueLeadership> {
+        self.state.lock().try_lead()
     }
 
     /// Adds a level if the thread is in the seat. Returns `None` if the seat is empty. This is for

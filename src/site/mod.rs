@@ -19,5 +19,5 @@ pub(crate) use gate::{Gate, GateOutcome};
 pub(crate) use keep::ROUNDING;
 pub(crate) use queue_entry::QueueEntry;
 pub(crate) use site::{Leaving, Site};
-pub(crate) use together::{AllAsked, ask_for_all, go_together, leave_all};
+pub(crate) use together::{ask_for_all, go_together, leave_all};
 pub(crate) use unclaimed::{give_back_unclaimed, give_up_unclaimed};

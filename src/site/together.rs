@@ -10,11 +10,10 @@ use crate::ask::{Asked, EntryReply};
 use crate::error::Error;
 use crate::hold::{GrantDetails, HoldLevel, Tenancy};
 use crate::order::{LeaveOutcome, LockNeed};
-use crate::scripts::lock::Acquired;
-use crate::scripts::multi::{self, AllAcquired};
+use crate::scripts::Replied;
+use crate::scripts::multi::{self, AllTaken};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
-use crate::scripts::{Replied, Trouble};
 use crate::waiting::{Claim, Try};
 
 /// The maximum number of locks in one request. While the server runs a request, it cannot serve
@@ -33,27 +32,16 @@ pub(crate) fn go_together(sites: &[&Arc<Site>]) -> bool {
     (1..MOST).contains(&others.len()) && others.iter().all(|site| is_with(site))
 }
 
-pub(crate) enum AllAsked {
-    /// All locks are taken, under these tenancies.
-    Granted(Vec<Arc<Tenancy>>),
-    /// The request took none of the locks, because an owner of another client has one of them.
-    Taken,
-    /// The request took none of the locks, or its reply was read too late.
-    NotGranted,
-}
-
 /// Asks for several locks that [go together](go_together): for all of them, or none. For each lock,
 /// the request names the owner of the lock's entry. The request adds no entry to a queue. The
 /// caller must lead for each lock. `claim` is the caller's claim to each lock.
 pub(crate) fn ask_for_all(
     asked: &mut [(&Arc<Site>, &mut QueueEntry)],
     claim: &Claim<'_, LockNeed>,
-) -> Result<AllAsked, Trouble> {
+) -> AllTaken<Arc<Tenancy>> {
     let (waits, lease) = (claim.wait.blocks(), claim.need.terms.lease());
     for (site, entry) in &mut *asked {
-        if entry.machine.begin_request(Asked::now(site), lease, false).is_none() {
-            return Ok(AllAsked::NotGranted);
-        }
+        let _first = entry.machine.begin_request(Asked::now(site), lease, false);
     }
     let locks: Vec<_> = asked.iter().map(|(site, entry)| (site.scripts(), entry.owner)).collect();
     let Replied { reply, in_doubt, .. } = match multi::acquire(&locks, lease) {
@@ -66,33 +54,29 @@ pub(crate) fn ask_for_all(
                     **entry = QueueEntry::new(site, claim.need.terms);
                 }
             }
-            return Err(trouble);
+            return AllTaken::OneByOne;
         }
     };
-    let (now, is_taken) = (clock::now(), matches!(reply, AllAcquired::Taken));
-    let mut granted = match reply {
-        AllAcquired::Granted(granted) => granted,
-        AllAcquired::Taken | AllAcquired::NotGranted => Vec::new(),
-    }
-    .into_iter();
-    let mut tenancies = Vec::with_capacity(asked.len());
-    for (site, entry) in &mut *asked {
-        let reply = match granted.next() {
-            Some(Acquired::Granted { already, places, tokens }) => {
-                let details = GrantDetails { places, tokens, ..GrantDetails::default() };
-                EntryReply::Granted { already, lease, waits, details }
-            }
-            _ => EntryReply::NotTaken,
-        };
-        if let Ok((_, Try::Granted(granted))) = entry.request_answered(site, now, reply, in_doubt) {
-            tenancies.push(entry.make_tenancy(site, claim, granted, now));
+    let now = clock::now();
+    let (taken, otherwise) = match reply {
+        AllTaken::Taken(tokens) => (tokens, AllTaken::OneByOne),
+        AllTaken::Held => (Vec::new(), AllTaken::Held),
+        AllTaken::OneByOne => (Vec::new(), AllTaken::OneByOne),
+    };
+    let mut taken = taken.into_iter();
+    let answered = asked.iter_mut().filter_map(|(site, entry)| {
+        let reply = taken.next().map_or(EntryReply::NotTaken, |tokens| {
+            let details = GrantDetails { tokens, ..GrantDetails::default() };
+            EntryReply::Granted { already: false, lease, waits, details }
+        });
+        // If the reply was read too late, the grant is not valid.
+        match entry.request_answered(site, now, reply, in_doubt) {
+            Ok((_, Try::Granted(granted))) => Some(entry.make_tenancy(site, claim, granted, now)),
+            _ => None,
         }
-    }
-    Ok(match tenancies.len() == asked.len() {
-        true => AllAsked::Granted(tenancies),
-        false if is_taken => AllAsked::Taken,
-        false => AllAsked::NotGranted,
-    })
+    });
+    let tenancies: Vec<_> = answered.collect();
+    if tenancies.len() == asked.len() { AllTaken::Taken(tenancies) } else { otherwise }
 }
 
 /// Ends one level of each of these tenancies, as [`Site::leave`] does. The locks are all different,
@@ -100,39 +84,39 @@ pub(crate) fn ask_for_all(
 pub(crate) fn leave_all(
     levels: &[(&Arc<Site>, &Arc<Tenancy>, Option<HoldLevel>)],
 ) -> Vec<Result<(), Error>> {
-    let (mut left, mut releases) = (Vec::new(), Vec::new());
+    let mut releases = Vec::new();
+    let mut left = Vec::with_capacity(levels.len());
     for (site, tenancy, which) in levels {
         let outcome = site.step_out(tenancy, *which, Leaving::Awaited);
-        let mut is_sent = false;
-        if let Ok(LeaveOutcome::Release(seat, _)) = &outcome {
-            let hold = seat.tenancy.hold();
-            is_sent = hold.line.is_none() && !hold.is_kept();
-            releases.extend(is_sent.then(|| site.release_command(&hold)));
-        }
-        left.push((outcome, is_sent));
+        let release = match &outcome {
+            Ok(LeaveOutcome::Release(seat, _)) => {
+                let hold = seat.tenancy.hold();
+                (hold.line.is_none() && !hold.is_kept()).then(|| site.release_command(&hold))
+            }
+            _ => None,
+        };
+        left.push((outcome, release.is_some()));
+        releases.extend(release);
     }
     let released = levels.first().map(|(site, ..)| site.route.call_each(&releases));
     let mut released = released.into_iter().flatten();
-    let mut ended = Vec::with_capacity(levels.len());
-    for ((outcome, is_sent), (site, ..)) in left.into_iter().zip(levels) {
-        ended.push(outcome.map(|outcome| {
-            let is_over = !matches!(outcome, LeaveOutcome::StillHeld);
-            let done = site.finish_leaving(outcome, |hold| {
-                match is_sent.then(|| released.next()).flatten() {
-                    Some((outcome, in_doubt)) => site.release_awaited(hold, outcome, in_doubt),
-                    None => site.release_last(hold, Leaving::Awaited),
-                }
-            });
-            is_over.then(|| done.map(drop))
-        }));
-    }
-    // No leadership is left when the first callback runs, because a callback may take one of these
+    let left = left.into_iter().zip(levels).map(|((outcome, is_sent), (site, ..))| {
+        let outcome = outcome?;
+        let is_over = !matches!(outcome, LeaveOutcome::StillHeld);
+        let done = site.finish_leaving(outcome, |hold| {
+            match if is_sent { released.next() } else { None } {
+                Some((outcome, in_doubt)) => site.release_awaited(hold, outcome, in_doubt),
+                None => site.release_last(hold, Leaving::Awaited),
+            }
+        });
+        Ok(is_over.then(|| done.map(drop)))
+    });
+    // All leaderships end before the first callback runs, because a callback may take one of these
     // locks.
-    let ended = ended.into_iter().zip(levels);
-    ended
-        .map(|(done, (site, tenancy, _))| match done? {
-            Some(done) => site.tell_end(tenancy, done),
-            None => Ok(()),
-        })
-        .collect()
+    let left: Vec<Result<_, Error>> = left.collect();
+    let ended = left.into_iter().zip(levels).map(|(done, (site, tenancy, _))| match done? {
+        Some(done) => site.tell_end(tenancy, done),
+        None => Ok(()),
+    });
+    ended.collect()
 }

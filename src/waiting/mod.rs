@@ -182,7 +182,7 @@ pub(crate) fn acquire<S: Synchronizer>(
 /// Acquires for a thread that takes its first level. (Not inlined, because the driver's values
 /// would make the stack frame of each re-entry larger.)
 #[inline(never)]
-fn drive<S: Synchronizer>(
+pub(crate) fn drive<S: Synchronizer>(
     synchronizer: &S,
     (core, name): (&Core, &Name),
     claim: &ClaimOf<'_, S>,
@@ -534,11 +534,6 @@ impl<'a, Q: QueueSite> LeadershipGuard<'a, Q> {
     ) -> &mut Lead<Q::RequestState> {
         let leadership = &mut self.leadership;
         self.lead.get_or_insert_with(|| Lead::new(request_state(leadership)))
-    }
-
-    /// Returns the leadership and the lead, for a call that continues as the leader.
-    pub(crate) fn into_parts(mut self) -> (Option<QueueLeadership>, Option<Lead<Q::RequestState>>) {
-        (self.leadership.take(), self.lead.take())
     }
 
     /// Transfers the leadership, as the drop does on a path that does not call this.

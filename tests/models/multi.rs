@@ -186,16 +186,8 @@ const MUTANTS: [(&str, &str, &str); 6] = [
         "lock, KEYS[count + i], KEYS[2 * count + i])",
         "lock, KEYS[count + i])",
     ),
-    (
-        "keeps what it took before a refusal",
-        "if not (already_held and already_held[j]) then",
-        "if false then",
-    ),
-    (
-        "gives back what the first copy took",
-        "if not (already_held and already_held[j]) then",
-        "if true then",
-    ),
+    ("keeps what it took before a refusal", "if not (had and had[j])", "if false"),
+    ("gives back what the first copy took", "if not (had and had[j])", "if true"),
     ("refuses its own copy", "redis.pcall('hexists', lock, owner) == 1", "false"),
     (
         "tells an owner that leaves as another client's",

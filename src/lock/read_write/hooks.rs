@@ -12,7 +12,7 @@ use crate::scripts::{Mode, Replied, Trouble};
 use crate::site::{GateOutcome, Leaving, LockNeed, QueueEntry, Site};
 use crate::waiting::{Claim, LeadershipGuard, Listening, QueueSite, Try, Wait};
 
-impl Hooks<'_, '_> {
+impl Hooks<'_> {
     /// Whether the thread wants the read lock.
     pub(in crate::lock) fn reads(&self) -> bool {
         self.handle.site.mode == Mode::Read

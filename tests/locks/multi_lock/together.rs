@@ -393,7 +393,7 @@ struct Observes(Arc<Robs>);
 impl redlatch::observe::Observer for Observes {
     fn acquired(&self, event: &redlatch::observe::Event<'_, redlatch::observe::Way>) {
         let Some((client, other)) = self.0.clients.get() else { return };
-        if event.name == "a" {
+        if event.name == "a" && self.0.robbed.lock().unwrap().is_empty() {
             thread::scope(|scope| {
                 scope.spawn(|| {
                     assert!(client.reentrant_lock("b").force_unlock().unwrap());
