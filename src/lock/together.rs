@@ -17,6 +17,7 @@ use redlatch_client::sync::{Thread, clock};
 
 use super::hooks::Hooks;
 use super::{HeldLock, Part};
+use crate::error::Error;
 use crate::observe::Way;
 use crate::scripts::Mode;
 use crate::scripts::multi::AllTaken;
@@ -77,9 +78,10 @@ pub(super) fn take(
             return AllTaken::OneByOne;
         };
         held.push(HeldLock::new(handle, Arc::clone(&tenancy)));
-        // The driver only counts the grant and reports it to the observer.
-        let granted = Ok(Enter::Granted(tenancy, Way::Free));
-        if waiting::drive(&hooks, (core, &handle.site.name), &claim, begun, granted).is_err() {
+        // The driver only counts the grant and reports it to the observer, which may fork.
+        let (name, granted) = (&handle.site.name, Ok(Enter::Granted(tenancy, Way::Free)));
+        let reported = waiting::drive(&hooks, (core, name), &claim, begun, granted);
+        if reported.and_then(|_| Error::if_forked(name)).is_err() {
             return AllTaken::OneByOne;
         }
     }

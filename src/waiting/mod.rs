@@ -34,7 +34,7 @@ mod waited;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redlatch_client::sync::clock;
+use redlatch_client::sync::{clock, is_forked};
 use redlatch_client::{was_cut, was_cut_while_answering};
 
 pub(crate) use endurance::{Endurance, repeat_through_outage};
@@ -544,7 +544,8 @@ impl<'a, Q: QueueSite> LeadershipGuard<'a, Q> {
 
 impl<Q: QueueSite> Drop for LeadershipGuard<'_, Q> {
     fn drop(&mut self) {
-        if let Some(leadership) = self.leadership.take() {
+        // In a forked child, the queue's mutex may be locked for ever.
+        if let Some(leadership) = self.leadership.take().filter(|_| !is_forked()) {
             self.site.transfer_leadership(leadership, self.lead.take());
         }
     }

@@ -678,8 +678,17 @@ fn a_wait_that_forks_in_a_crowd_ends_in_the_child() {
     client.semaphore("semaphore").try_set_permits(1).unwrap();
     client.expirable_semaphore("expirable").try_set_permits(1).unwrap();
     type Take = fn(&Client) -> Result<(), Error>;
-    let kinds: [Take; 5] = [
+    let kinds: [Take; 6] = [
         |client| client.reentrant_lock("lock").lock().map(drop),
+        |client| {
+            // The thread that forks leads for both locks. The other threads only lock a mutex.
+            let [one, two] = ["one", "two"].map(|name| client.reentrant_lock(name));
+            if FORKS.get() {
+                return MultiLock::new([one, two])?.lock().map(drop);
+            }
+            (0..100).for_each(|_| assert_eq!(two.hold_count(), 0));
+            Ok(())
+        },
         |client| client.fair_lock("fair").lock().map(drop),
         |client| client.read_write_lock("rw").writer().lock().map(drop),
         |client| client.semaphore("semaphore").acquire().map(drop),
