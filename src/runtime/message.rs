@@ -10,6 +10,7 @@ use std::panic::RefUnwindSafe;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use redlatch_client::leading_number;
 use redlatch_client::sync::{Mutex, is_forked};
 
 /// A script's message to one owner. On the wire it is a verb, the owner's number, and more words,
@@ -21,7 +22,7 @@ pub(crate) enum Message<'a> {
     /// A script has made the owner the holder of the lock. `server_time` is the time of the grant,
     /// on the server's clock in ms. `details` is one word, whose meaning depends on the kind of
     /// lock.
-    Grant { server_time: u64, lease: Duration, details: &'a str, database: i64, lock: &'a str },
+    Grant { server_time: u64, lease: Duration, details: &'a [u8], database: i64, lock: &'a str },
     /// The owner is the first in the queue, and should request the lock after the time `left`.
     /// Until then, Redisson's clients may take the lock. `left` may be zero.
     Open { left: Duration, database: i64, lock: &'a str },
@@ -35,28 +36,27 @@ impl<'a> Message<'a> {
     /// Parses a message, and returns it with the number of its owner. Returns `None` if this
     /// version of the library does not know the verb.
     pub(super) fn parse(message: &'a [u8]) -> Option<(u64, Self)> {
-        let message = std::str::from_utf8(message).ok()?;
         let (verb, rest) = cut(message)?;
         let (owner, rest) = word(rest)?;
         let message = match verb {
-            "ask" => Message::Ask { lock: rest },
-            "grant" => {
+            b"ask" => Message::Ask { lock: text(rest)? },
+            b"grant" => {
                 let (server_time, rest) = word(rest)?;
                 let (lease, rest) = word(rest)?;
                 let (details, rest) = cut(rest)?;
                 let (database, lock) = word(rest)?;
-                let lease = Duration::from_millis(lease);
+                let (lease, lock) = (Duration::from_millis(lease), text(lock)?);
                 Message::Grant { server_time, lease, details, database, lock }
             }
-            "open" => {
+            b"open" => {
                 let (left, rest) = word(rest)?;
                 let (database, lock) = word(rest)?;
-                Message::Open { left: Duration::from_millis(left), database, lock }
+                Message::Open { left: Duration::from_millis(left), database, lock: text(lock)? }
             }
-            "want" => Message::Wanted { lock: rest },
-            "notify" => {
+            b"want" => Message::Wanted { lock: text(rest)? },
+            b"notify" => {
                 let (database, waiting) = word(rest)?;
-                Message::Notified { database, waiting }
+                Message::Notified { database, waiting: text(waiting)? }
             }
             _ => return None,
         };
@@ -64,16 +64,21 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Returns the value before the first space, and the text after the space.
-fn word<T: std::str::FromStr>(text: &str) -> Option<(T, &str)> {
-    let (word, rest) = cut(text)?;
-    Some((word.parse().ok()?, rest))
+/// Returns the number before the first space, and the bytes after the space.
+#[inline]
+fn word<T: TryFrom<u64>>(bytes: &[u8]) -> Option<(T, &[u8])> {
+    let (number, rest) = leading_number(bytes)?;
+    Some((T::try_from(number).ok()?, rest.strip_prefix(b" ")?))
 }
 
-/// Splits a text at its first space. For words as short as these, `split_once` takes twice as long.
-fn cut(text: &str) -> Option<(&str, &str)> {
-    let at = text.bytes().position(|byte| byte == b' ')?;
-    Some((&text[..at], &text[at + 1..]))
+/// Splits bytes at the first space.
+fn cut(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let at = bytes.iter().position(|byte| *byte == b' ')?;
+    Some((&bytes[..at], &bytes[at + 1..]))
+}
+
+fn text(bytes: &[u8]) -> Option<&str> {
+    str::from_utf8(bytes).ok()
 }
 
 /// The receiver of the messages to one owner on the client's own channel.
@@ -150,12 +155,15 @@ mod tests {
 
     #[test]
     fn a_message_is_of_its_verbs_kind() {
-        let said = (u64::MAX, Message::Ask { lock: " a lock " });
-        assert_eq!(Message::parse(format!("ask {}  a lock ", u64::MAX).as_bytes()), Some(said));
+        let said = (u64::MAX >> 1, Message::Ask { lock: " a lock " });
+        assert_eq!(
+            Message::parse(format!("ask {}  a lock ", u64::MAX >> 1).as_bytes()),
+            Some(said)
+        );
         let grant = Message::Grant {
             server_time: 1_700_000_000_123,
             lease: Duration::from_secs(2),
-            details: "lock,3,0,1",
+            details: b"lock,3,0,1",
             database: 15,
             lock: "a lock ",
         };

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::Value;
-use redlatch_client::{CachedScript, Command, Outcome, ReplicaAcks, Route};
+use redlatch_client::{CachedScript, Command, Outcome, ReplicaAcks, Route, numbers};
 
 use super::{
     Replied, Rights, Trouble, accepted, checking_rights, flag, granted, millis, unexpected,
@@ -86,9 +86,8 @@ pub(crate) enum Others<'a> {
 pub(crate) type Followers = VecDeque<u64>;
 
 /// Parses the numbers of followers in a script's text.
-pub(crate) fn followers(word: &str) -> Option<Followers> {
-    let numbers = word.split(',').filter(|number| *number != "-");
-    numbers.map(|number| number.parse().ok()).collect()
+pub(crate) fn followers(word: &[u8]) -> Option<Followers> {
+    if word == b"-" { Some(Followers::new()) } else { numbers(word, b',').collect() }
 }
 
 #[derive(Debug)]
@@ -208,7 +207,7 @@ fn acquired(reply: Value) -> Result<FairAcquired, Trouble> {
     let number = |number: i64| u64::try_from(number).unwrap_or_default();
     Ok(match reply.as_slice() {
         [Value::Int(taken @ (1 | 2)), Value::BulkString(behind), Value::Int(now)] => {
-            let followers = str::from_utf8(behind).ok().and_then(followers).unwrap_or_default();
+            let followers = followers(behind).unwrap_or_default();
             FairAcquired::Granted { already: *taken == 2, followers, now: number(*now) }
         }
         [

@@ -7,7 +7,8 @@ use std::time::Duration;
 use redis::Value;
 use redlatch_client::sync::clock;
 use redlatch_client::{
-    CachedScript, Command, Failure, Outcome, Pieces, ReplicaAcks, Route, decimal, reply_code,
+    CachedScript, Command, Failure, Outcome, Pieces, ReplicaAcks, Route, decimal, numbers,
+    reply_code,
 };
 
 use super::chain::{Chain, ChainStart};
@@ -388,7 +389,7 @@ pub(super) fn acquired(reply: Value) -> Result<Acquired, Trouble> {
 
 /// Reads the text with which `lua/lock/queue_up.lua` refuses an owner.
 fn queued_reply(text: &[u8]) -> Option<QueuedReply> {
-    let mut numbers = str::from_utf8(text).ok()?.split(' ').map(|it| it.parse::<u64>().ok());
+    let mut numbers = numbers(text, b' ');
     let mut next = || numbers.next().flatten();
     let now = next()?.checked_mul(1_000)?.checked_add(next()? / 1_000)?;
     let (left, place, fresh) = (Duration::from_millis(next()?), next()?, next()?);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch_client::sync::{Mutex, Waker, clock, jitter};
-use redlatch_client::{Command, Limit};
+use redlatch_client::{Command, Limit, numbers};
 
 use super::gate::GateQueue;
 use super::site::{Leaving, Site};
@@ -439,20 +439,15 @@ impl Collector {
 }
 
 /// Parses the details of a grant message.
-pub(super) fn parse_details(details: &str) -> Option<(Mode, GrantDetails)> {
-    let (mode, numbers) = details.split_once(',')?;
-    let mode = match mode {
-        "lock" => Mode::Lock,
-        "read" => Mode::Read,
-        "write" => Mode::Write,
-        _ => return None,
-    };
-    let mut numbers = numbers.split(',').map(str::parse);
-    let (places, start, count) =
-        (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
+pub(super) fn parse_details(details: &[u8]) -> Option<(Mode, GrantDetails)> {
+    let modes = [(&b"lock,"[..], Mode::Lock), (b"read,", Mode::Read), (b"write,", Mode::Write)];
+    let of_mode = |(word, mode)| Some((mode, details.strip_prefix(word)?));
+    let (mode, rest) = modes.into_iter().find_map(of_mode)?;
+    let mut numbers = numbers(rest, b',');
+    let (places, start, count) = (numbers.next()??, numbers.next()??, numbers.next()??);
     let places = u32::try_from(places).unwrap_or(u32::MAX);
     let tokens = match numbers.next() {
-        Some(last) => Some(Tokens::up_to(last.ok()?)?),
+        Some(last) => Some(Tokens::up_to(last?)?),
         None => None,
     };
     let chain = Chain::received(start, count);

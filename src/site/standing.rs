@@ -51,7 +51,7 @@ pub(crate) fn give_back_unclaimed(
     owner: u64,
     database: i64,
     lock: &str,
-    details: &str,
+    details: &[u8],
 ) {
     // The grants of other kinds of locks have other details.
     if database == core.database() && followers(details).is_some() {

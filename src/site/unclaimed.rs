@@ -34,7 +34,7 @@ pub(crate) fn give_back_unclaimed(
     owner: u64,
     database: i64,
     lock: &str,
-    details: &str,
+    details: &[u8],
 ) {
     let Some((mode, details)) = parse_details(details) else { return };
     if database != core.database() || core.is_shut_down() {

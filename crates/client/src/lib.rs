@@ -29,8 +29,8 @@ pub use connection::{
     NO_CERTIFICATE, NO_MASTER, NO_SERVICE, Node, Outcome, Pieces, Posted, Provided, Provider,
     REFUSED_CERTIFICATE, ReplicaAcks, Replies, ReplyReceiver, RightsQuery, Route, ServerEvent,
     Servers, Settings, Source, Transport, connection_name, decimal, error_reply, hash_tag,
-    host_name, is_redirect, reply_code, slot_of, unfollowed, was_cut, was_cut_while_answering,
-    write_decimal,
+    host_name, is_redirect, leading_number, numbers, reply_code, slot_of, unfollowed, was_cut,
+    was_cut_while_answering, write_decimal,
 };
 #[cfg(feature = "tls")]
 pub use connection::{Identity, TlsSettings};

@@ -37,7 +37,7 @@ pub(crate) use command::Channels;
 pub use command::{CachedScript, Command, Pieces, Replies, RightsQuery};
 pub use connect_error::ConnectError;
 pub use credentials::Credentials;
-pub use decimal::{decimal, write_decimal};
+pub use decimal::{decimal, leading_number, numbers, write_decimal};
 pub use endpoint::{Ask, Endpoint};
 pub(crate) use health::ServerHealth;
 pub use health::{HealthReport, ServerEvent};
