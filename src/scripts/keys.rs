@@ -4,13 +4,17 @@ use redlatch_client::Pieces;
 
 use super::Mode;
 
-/// `prefix:{name}`, or `prefix:name` if the name has a brace of its own.
+/// `prefix:{name}`, or `prefix:name` if the name has a brace of its own. `prefix` ends with `:{`, so
+/// that most keys need only three pieces.
 ///
 /// As in Redisson, any `{` in the name is such a brace, even if it begins no hash tag. Nothing is
 /// escaped.
 fn pieces<'a>(prefix: &'a str, name: &'a str) -> Pieces<'a> {
-    let [open, close] = if name.contains('{') { [":", ""] } else { [":{", "}"] };
-    Pieces::of([prefix, open, name, close])
+    if has_brace(name) {
+        Pieces::of([prefix.trim_end_matches('{'), name, ""])
+    } else {
+        Pieces::of([prefix, name, "}"])
+    }
 }
 
 fn prefixed(prefix: &str, name: &str) -> String {
@@ -21,11 +25,20 @@ fn prefixed(prefix: &str, name: &str) -> String {
 /// `prefix_tagged:name`, because the names `x` and `{x}` must not share a key of redlatch: a
 /// release of one lock would grant this lock to a waiter for the other lock.
 fn ours<'a>(prefix: &'a str, name: &'a str) -> Pieces<'a> {
-    if name.contains('{') {
-        Pieces::of([prefix, "_tagged:", name, ""])
+    all_ours([prefix], name)[0]
+}
+
+fn all_ours<'a, const N: usize>(prefixes: [&'a str; N], name: &'a str) -> [Pieces<'a>; N] {
+    if has_brace(name) {
+        prefixes.map(|prefix| Pieces::of([prefix.trim_end_matches(":{"), "_tagged:", name]))
     } else {
-        pieces(prefix, name)
+        prefixes.map(|prefix| Pieces::of([prefix, name, "}"]))
     }
+}
+
+fn has_brace(name: &str) -> bool {
+    // For names, which are short, this search is faster than that of a `str`.
+    name.as_bytes().contains(&b'{')
 }
 
 /// `{name}:suffix`, or `name:suffix` if the name has a brace of its own.
@@ -63,11 +76,12 @@ pub(crate) fn patterns(pattern: &str, make: KeyOf) -> Vec<String> {
     patterns
 }
 
-const CHANNEL: &str = "redisson_lock__channel";
+const CHANNEL: &str = "redisson_lock__channel:{";
 
 /// Whether all keys of a name are in one slot of a cluster.
 pub(crate) fn has_one_slot(name: &str, slot_of: fn(&[u8]) -> u16) -> bool {
-    !name.contains(['{', '}']) || slot_of(name.as_bytes()) == slot_of(prefixed("", name).as_bytes())
+    !name.contains(['{', '}'])
+        || slot_of(name.as_bytes()) == slot_of(prefixed(":{", name).as_bytes())
 }
 
 /// The keys and channels of one lock, except the key that is the lock's name. The keys are made for
@@ -86,22 +100,25 @@ impl<'a> LockKeys<'a> {
 
     /// The key of the queue of waiting processes. Only redlatch uses this key.
     pub(crate) fn queue(self) -> Pieces<'a> {
-        self.ours(["redlatch_queue", "redlatch_rwlock_queue"])
+        self.queue_and_window()[0]
     }
 
     /// The key that exists while a window is open. In a window, only Redisson's clients take the
     /// lock. Only redlatch uses this key.
     pub(crate) fn window(self) -> Pieces<'a> {
-        self.ours(["redlatch_window", "redlatch_rwlock_window"])
+        self.queue_and_window()[1]
     }
 
-    fn ours(self, [lock, read_write]: [&'a str; 2]) -> Pieces<'a> {
-        ours(if self.mode == Mode::Lock { lock } else { read_write }, self.name)
+    fn queue_and_window(self) -> [Pieces<'a>; 2] {
+        let is_plain = self.mode == Mode::Lock;
+        let plain = ["redlatch_queue:{", "redlatch_window:{"];
+        let read_write = ["redlatch_rwlock_queue:{", "redlatch_rwlock_window:{"];
+        all_ours(if is_plain { plain } else { read_write }, self.name)
     }
 
     /// The channel on which a release informs all listeners.
     pub(crate) fn public(self) -> Pieces<'a> {
-        let prefix = if self.mode == Mode::Lock { CHANNEL } else { "redisson_rwlock" };
+        let prefix = if self.mode == Mode::Lock { CHANNEL } else { "redisson_rwlock:{" };
         pieces(prefix, self.name)
     }
 
@@ -114,13 +131,14 @@ impl<'a> LockKeys<'a> {
 
     /// The key of the last fencing token, if the lock [has tokens](Self::is_fenced).
     pub(crate) fn tokens(self) -> Pieces<'a> {
-        pieces("redisson_lock_token", self.name)
+        pieces("redisson_lock_token:{", self.name)
     }
 
     /// The KEYS of the lock's scripts, and their number.
     pub(super) fn of_scripts(self) -> ([Pieces<'a>; 4], usize) {
-        let all = [self.name.as_bytes().into(), self.queue(), self.window(), self.tokens()];
-        (all, if self.is_fenced { 4 } else { 3 })
+        let (name, [queue, window]) = (self.name.as_bytes().into(), self.queue_and_window());
+        let tokens = if self.is_fenced { self.tokens() } else { name };
+        ([name, queue, window, tokens], if self.is_fenced { 4 } else { 3 })
     }
 }
 
@@ -181,9 +199,9 @@ pub(crate) struct FairKeys {
 impl FairKeys {
     pub(crate) fn new(name: &str) -> Self {
         Self {
-            queue: prefixed("redisson_lock_queue", name),
-            timeouts: prefixed("redisson_lock_timeout", name),
-            only_ours: format!("{}:redlatch", prefixed("redisson_lock_timeout", name)),
+            queue: prefixed("redisson_lock_queue:{", name),
+            timeouts: prefixed("redisson_lock_timeout:{", name),
+            only_ours: format!("{}:redlatch", prefixed("redisson_lock_timeout:{", name)),
             channel_prefix: format!("{}:", LockKeys::channel(name)),
         }
     }
@@ -205,7 +223,10 @@ impl ConditionKeys {
     /// Returns the keys of a condition. A key ends with a length, so that any two conditions have
     /// different keys.
     pub(crate) fn new(lock: &str, condition: &str) -> Self {
-        let key = |prefix| format!("{}:{condition}:{}", ours(prefix, lock), condition.len());
+        let key = |prefix: &str| {
+            let key = ours(&format!("{prefix}:{{"), lock).to_string();
+            format!("{key}:{condition}:{}", condition.len())
+        };
         Self { waiting: key(Self::WAITING), notified: key(Self::NOTIFIED) }
     }
 
@@ -224,12 +245,12 @@ pub(crate) struct SemaphoreKeys;
 impl SemaphoreKeys {
     /// The channel on which each change of the permits is published.
     pub(crate) fn channel(name: &str) -> String {
-        prefixed("redisson_sc", name)
+        prefixed("redisson_sc:{", name)
     }
 
     /// The key of the mark: see `lua/semaphore/mark.lua`.
     pub(crate) fn mark(name: &str) -> String {
-        ours("redlatch_mark", name).to_string()
+        ours("redlatch_mark:{", name).to_string()
     }
 }
 
@@ -280,8 +301,8 @@ pub(crate) struct BarrierKeys {
 
 impl BarrierKeys {
     pub(crate) fn new(name: &str, database: i64) -> Self {
-        let barrier = ours("redlatch_barrier", name).to_string();
-        let parties = ours("redlatch_parties", name).to_string();
+        let barrier = ours("redlatch_barrier:{", name).to_string();
+        let parties = ours("redlatch_parties:{", name).to_string();
         let channel = if database == 0 { barrier.clone() } else { format!("{barrier}:{database}") };
         Self { barrier, parties, channel }
     }
@@ -300,20 +321,20 @@ impl ElectionKeys {
     /// The key of the recorded leader. The channel of the messages about a change of the leader has
     /// the same name.
     pub(crate) fn leader(name: &str) -> String {
-        ours("redlatch_leader", name).to_string()
+        ours("redlatch_leader:{", name).to_string()
     }
 }
 
 /// The key of the records of a client's requests to one semaphore, latch or barrier. Only redlatch
 /// uses it.
 pub(crate) fn requests(name: &str, client: &str) -> String {
-    format!("{}:{client}", prefixed("redlatch_request", name))
+    format!("{}:{client}", prefixed("redlatch_request:{", name))
 }
 
 /// The key that exists for a second after a client has queried why the waiters of a name wait. Only
 /// redlatch uses this key.
 pub(crate) fn slow_wait(name: &str) -> Pieces<'_> {
-    ours("redlatch_slow_wait", name)
+    ours("redlatch_slow_wait:{", name)
 }
 
 #[cfg(test)]

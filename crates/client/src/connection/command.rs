@@ -275,15 +275,15 @@ impl Command {
         arguments: &[P],
     ) -> Self {
         let parts = 3 + keys.len() + arguments.len();
-        let rest = || keys.iter().chain(arguments).map(|part| (*part).into());
-        let size: usize = rest().map(|part: Pieces<'_>| part.len() + 16).sum();
-        let mut bytes = Vec::with_capacity(96 + size);
+        let mut bytes = Vec::with_capacity(USUAL_CALL_SIZE);
         push_header(&mut bytes, b'*', parts);
         bytes.extend_from_slice(&script.server.by_hash);
         let begins = bytes.len();
         let mut digits = [0; 20];
         push_part(&mut bytes, decimal(keys.len() as u64, &mut digits));
-        rest().for_each(|part| push_pieces(&mut bytes, part));
+        for part in keys.iter().chain(arguments) {
+            push_pieces(&mut bytes, &(*part).into());
+        }
         let call = EvalParts { script, parts, rest: begins };
         Self::new(bytes, Some(call), script.replies)
     }
@@ -447,6 +447,8 @@ impl Command {
 
 /// The size for which a plain command has room from the beginning. Most are smaller.
 const USUAL_SIZE: usize = 256;
+/// The same for a script call.
+const USUAL_CALL_SIZE: usize = 512;
 
 fn whole_millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
@@ -486,40 +488,31 @@ fn push_part(bytes: &mut Vec<u8>, part: &[u8]) {
 }
 
 #[inline]
-fn push_pieces(bytes: &mut Vec<u8>, part: Pieces<'_>) {
-    push_header(bytes, b'$', part.len());
-    part.push_to(bytes);
+fn push_pieces(bytes: &mut Vec<u8>, Pieces(pieces): &Pieces<'_>) {
+    push_header(bytes, b'$', pieces.iter().map(|piece| piece.len()).sum());
+    for piece in pieces.iter().filter(|piece| !piece.is_empty()) {
+        bytes.extend_from_slice(piece);
+    }
     bytes.extend_from_slice(b"\r\n");
 }
 
 /// One part of a command, as pieces that are joined when the command is written, so that a lock's
 /// requests allocate no strings.
 #[derive(Clone, Copy, Debug)]
-pub struct Pieces<'a>([&'a [u8]; 4]);
+pub struct Pieces<'a>([&'a [u8]; 3]);
 
 impl<'a> Pieces<'a> {
     /// Returns the part that consists of these pieces.
     #[inline]
-    pub fn of(pieces: [&'a str; 4]) -> Self {
+    pub fn of(pieces: [&'a str; 3]) -> Self {
         Self(pieces.map(str::as_bytes))
-    }
-
-    #[inline]
-    fn len(self) -> usize {
-        self.0.iter().map(|piece| piece.len()).sum()
-    }
-
-    #[inline]
-    fn push_to(self, bytes: &mut Vec<u8>) {
-        let pieces = self.0.iter().filter(|piece| !piece.is_empty());
-        pieces.for_each(|piece| bytes.extend_from_slice(piece));
     }
 }
 
 impl<'a> From<&'a [u8]> for Pieces<'a> {
     #[inline]
     fn from(bytes: &'a [u8]) -> Self {
-        Self([bytes, b"", b"", b""])
+        Self([bytes, b"", b""])
     }
 }
 
