@@ -9,6 +9,8 @@ use std::io::{self, Read};
 
 use redis::{ErrorKind, PushKind, RedisError, RedisResult, Value};
 
+use super::leading_number;
+
 /// The maximum size of a reply. All replies to this library's commands are much smaller. A message
 /// may be larger, but by default a server closes a subscriber's connection that has more unread
 /// bytes than this.
@@ -56,7 +58,9 @@ impl ReplyReader {
     /// error, the position of the next reply is unknown.
     pub(super) fn take(&mut self, stream: &mut impl Read) -> RedisResult<Value> {
         loop {
-            if let Some(length) = self.scan.over(&self.room[self.from..self.to])? {
+            if self.from < self.to
+                && let Some(length) = self.scan.over(&self.room[self.from..self.to])?
+            {
                 let (reply, _) = part(&self.room[self.from..self.from + length])?;
                 self.forget(length);
                 return Ok(reply);
@@ -70,7 +74,8 @@ impl ReplyReader {
     }
 
     fn forget(&mut self, length: usize) {
-        self.scan = ReplyScan::default();
+        // No part is missing, so the list of missing parts is empty and can be used again.
+        self.scan.at = 0;
         self.from += length;
         if self.from == self.to {
             (self.from, self.to) = (0, 0);
@@ -90,7 +95,7 @@ impl ReplyReader {
             self.room.copy_within(self.from.., 0);
             (self.from, self.to) = (0, self.to - self.from);
         } else if self.to >= LARGEST {
-            return Err(nonsense());
+            return Err(Nonsense.into());
         } else {
             self.room.resize(2 * self.to, 0);
         }
@@ -119,18 +124,18 @@ impl ReplyScan {
     /// Returns the length of the reply at the beginning of `bytes`, or `None` if the reply is
     /// incomplete. The next call must get the same bytes with more bytes after them, and continues
     /// the scan.
-    fn over(&mut self, bytes: &[u8]) -> RedisResult<Option<usize>> {
+    fn over(&mut self, bytes: &[u8]) -> Result<Option<usize>, Nonsense> {
         loop {
             let Some(line) = line(&bytes[self.at..])? else { return Ok(None) };
-            let begins = self.at + line.len() + END.len();
-            let parts = match line.first() {
+            let begins = self.at + line.text.len() + END.len();
+            let parts = match line.text.first() {
                 Some(b'+' | b'-' | b':' | b'_' | b'#' | b',' | b'(') => 0,
-                Some(b'$' | b'=' | b'!') => match length(line)? {
+                Some(b'$' | b'=' | b'!') => match length(&line)? {
                     Some(length) => {
                         let ends = begins + length;
                         let Some(end) = bytes.get(ends..ends + END.len()) else { return Ok(None) };
                         if end != END {
-                            return Err(nonsense());
+                            return Err(Nonsense);
                         }
                         self.at = ends + END.len();
                         if self.completes() {
@@ -140,16 +145,16 @@ impl ReplyScan {
                     }
                     None => 0,
                 },
-                Some(b'*' | b'~' | b'>') => length(line)?.unwrap_or(0),
-                Some(b'%') => 2 * length(line)?.unwrap_or(0),
+                Some(b'*' | b'~' | b'>') => length(&line)?.unwrap_or(0),
+                Some(b'%') => 2 * length(&line)?.unwrap_or(0),
                 // The attributes come first, then the reply to which they belong.
-                Some(b'|') => 2 * length(line)?.unwrap_or(0) + 1,
-                _ => return Err(nonsense()),
+                Some(b'|') => 2 * length(&line)?.unwrap_or(0) + 1,
+                _ => return Err(Nonsense),
             };
             self.at = begins;
             if parts > 0 {
                 if self.missing.len() == DEEPEST {
-                    return Err(nonsense());
+                    return Err(Nonsense);
                 }
                 self.missing.push(parts);
             } else if self.completes() {
@@ -172,51 +177,64 @@ impl ReplyScan {
     }
 }
 
-/// The first line of `bytes`, without its end. Returns `None` if the line is incomplete.
-fn line(bytes: &[u8]) -> RedisResult<Option<&[u8]>> {
-    // Most lines are a few bytes long.
+/// The first line of a value.
+struct Line<'a> {
+    /// The line without its end.
+    text: &'a [u8],
+    /// The number after the character for the kind, if nothing else follows.
+    number: Option<u64>,
+}
+
+/// The first line of `bytes`. Returns `None` if the line is incomplete.
+fn line(bytes: &[u8]) -> Result<Option<Line<'_>>, Nonsense> {
+    // Most lines have a number of a few digits.
+    if let Some((number, rest)) = bytes.get(1..).and_then(leading_number)
+        && rest.starts_with(END)
+    {
+        let text = &bytes[..bytes.len() - rest.len()];
+        return Ok(Some(Line { text, number: Some(number) }));
+    }
     match bytes.windows(END.len()).take(LONGEST_LINE).position(|two| two == END) {
-        Some(length) => Ok(Some(&bytes[..length])),
-        None if bytes.len() > LONGEST_LINE => Err(nonsense()),
+        Some(length) => Ok(Some(Line { text: &bytes[..length], number: None })),
+        None if bytes.len() > LONGEST_LINE => Err(Nonsense),
         None => Ok(None),
     }
 }
 
 /// The length of the value that begins with this line. Returns `None` for a null.
-fn length(line: &[u8]) -> RedisResult<Option<usize>> {
-    match (number(line)?, line.first()) {
+fn length(line: &Line<'_>) -> Result<Option<usize>, Nonsense> {
+    match (number(line)?, line.text.first()) {
         (-1, Some(b'$' | b'*')) => Ok(None),
         (length, _) => match usize::try_from(length) {
             Ok(length) if length <= LARGEST => Ok(Some(length)),
-            _ => Err(nonsense()),
+            _ => Err(Nonsense),
         },
     }
 }
 
 /// The number in a line, after the character for the kind.
-fn number(line: &[u8]) -> RedisResult<i64> {
-    let text = line.get(1..).ok_or_else(nonsense)?;
-    // Most numbers are short. A number of 18 digits cannot overflow.
-    if (1..=18).contains(&text.len()) && text.iter().all(u8::is_ascii_digit) {
-        return Ok(text.iter().fold(0, |number, digit| 10 * number + i64::from(digit - b'0')));
+fn number(line: &Line<'_>) -> Result<i64, Nonsense> {
+    if let Some(number) = line.number {
+        return i64::try_from(number).map_err(|_| Nonsense);
     }
-    let text = str::from_utf8(text).map_err(|_| nonsense())?;
-    text.parse().map_err(|_| nonsense())
+    let text = line.text.get(1..).ok_or(Nonsense)?;
+    let text = str::from_utf8(text).map_err(|_| Nonsense)?;
+    text.parse().map_err(|_| Nonsense)
 }
 
 /// Makes the value at the beginning of `bytes`, which must have been scanned. Also returns the
 /// bytes after the value.
-fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
-    let line = line(bytes)?.ok_or_else(nonsense)?;
-    let mut rest = &bytes[line.len() + END.len()..];
-    let value = match line.first() {
-        Some(b':') => Value::Int(number(line)?),
-        Some(b'+') if line == b"+OK" => Value::Okay,
+fn part(bytes: &[u8]) -> Result<(Value, &[u8]), Nonsense> {
+    let line = line(bytes)?.ok_or(Nonsense)?;
+    let mut rest = &bytes[line.text.len() + END.len()..];
+    let value = match line.text.first() {
+        Some(b':') => Value::Int(number(&line)?),
+        Some(b'+') if line.text == b"+OK" => Value::Okay,
         Some(b'+') => {
-            let text = str::from_utf8(&line[1..]).map_err(|_| nonsense())?;
+            let text = str::from_utf8(&line.text[1..]).map_err(|_| Nonsense)?;
             Value::SimpleString(text.to_owned())
         }
-        Some(b'$') => match length(line)? {
+        Some(b'$') => match length(&line)? {
             Some(length) => {
                 let (text, behind) = rest.split_at(length);
                 rest = &behind[END.len()..];
@@ -224,7 +242,7 @@ fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
             }
             None => Value::Nil,
         },
-        Some(b'*') => match length(line)? {
+        Some(b'*') => match length(&line)? {
             Some(length) => {
                 let (parts, behind) = parts(length, rest)?;
                 rest = behind;
@@ -239,23 +257,23 @@ fn part(bytes: &[u8]) -> RedisResult<(Value, &[u8])> {
             } else {
                 (PushKind::SMessage, &rest[SHARDED_MESSAGE.len()..])
             };
-            let others = length(line)?.and_then(|length| length.checked_sub(1));
-            let (data, behind) = parts(others.ok_or_else(nonsense)?, behind)?;
+            let others = length(&line)?.and_then(|length| length.checked_sub(1));
+            let (data, behind) = parts(others.ok_or(Nonsense)?, behind)?;
             rest = behind;
             Value::Push { kind, data }
         }
         _ => {
-            let length = ReplyScan::default().over(bytes)?.ok_or_else(nonsense)?;
+            let length = ReplyScan::default().over(bytes)?.ok_or(Nonsense)?;
             let (whole, behind) = bytes.split_at(length);
             rest = behind;
-            redis::parse_redis_value(whole).map_err(|_| nonsense())?
+            redis::parse_redis_value(whole).map_err(|_| Nonsense)?
         }
     };
     Ok((value, rest))
 }
 
 /// Makes the values of the next `number` parts. Also returns the bytes after the values.
-fn parts(number: usize, mut bytes: &[u8]) -> RedisResult<(Vec<Value>, &[u8])> {
+fn parts(number: usize, mut bytes: &[u8]) -> Result<(Vec<Value>, &[u8]), Nonsense> {
     let mut parts = Vec::with_capacity(number);
     for _ in 0..number {
         let (value, behind) = part(bytes)?;
@@ -265,8 +283,14 @@ fn parts(number: usize, mut bytes: &[u8]) -> RedisResult<(Vec<Value>, &[u8])> {
     Ok((parts, bytes))
 }
 
-fn nonsense() -> RedisError {
-    (ErrorKind::Parse, "the answer is not in Redis's protocol").into()
+/// The error of bytes that are not in Redis's protocol. (Of no size, so that the results of this
+/// module's functions are small.)
+struct Nonsense;
+
+impl From<Nonsense> for RedisError {
+    fn from(_: Nonsense) -> Self {
+        (ErrorKind::Parse, "the answer is not in Redis's protocol").into()
+    }
 }
 
 #[cfg(test)]

@@ -276,10 +276,10 @@ impl<'a> Serving<'a> {
     /// Returns the entry of the channel, or `None` if the channel is unknown or has another home
     /// now, so that no waiter gets a message twice.
     fn entry(&self, channel: &[u8]) -> Option<Arc<ChannelEntry>> {
-        let channel = std::str::from_utf8(channel).ok()?;
-        if channel == &**self.subscriber.own.channel() {
+        if channel == self.subscriber.own.channel().as_bytes() {
             return Some(Arc::clone(&self.subscriber.own));
         }
+        let channel = std::str::from_utf8(channel).ok()?;
         let entry = self.pubsub.state.lock().entries.get(channel).cloned();
         entry.filter(|entry| entry.home() == self.subscriber.node.number())
     }
