@@ -396,7 +396,7 @@ impl Status {
         let (keys, waits) = (FairKeys::new(name), core.config.fair_waits());
         let fair = FairScripts { key: name, keys: &keys, waits, database, acks };
         let keys = LockKeys::new(name, mode, status.kind == StatusKind::FencedLock);
-        let lock = LockScripts { route: &route, keys, database, acks };
+        let lock = LockScripts { route: &route, keys, client: &core.id, database, acks };
         let fair = fair.release_command(&owner, &[]);
         let lock = lock.release_command(&owner, Chain::default());
         let (command, then) = match status.kind {

@@ -17,7 +17,7 @@ use super::{
     Replied, Rights, Trouble, accepted, answered, checking_rights, flag, granted, millis, query,
     unexpected,
 };
-use crate::scripts::{LockKeys, Mode, Owner};
+use crate::scripts::{ClientId, LockKeys, Mode, Owner};
 
 // Each script consists of these files of `lua/`, one after the other.
 static ACQUIRE: LazyLock<CachedScript> = script!(takes; NUMBERS_OR_LIST;
@@ -155,6 +155,7 @@ pub(crate) struct QueuedReply {
 pub(crate) struct LockScripts<'a> {
     pub(crate) route: &'a Route,
     pub(crate) keys: LockKeys<'a>,
+    pub(crate) client: &'a ClientId,
     pub(crate) database: i64,
     /// The number of replicas that must have a grant before the thread may use it.
     pub(crate) acks: Option<ReplicaAcks>,
@@ -245,7 +246,7 @@ impl LockScripts<'_> {
         lease: Duration,
         extra: ExtraArguments,
     ) -> Command {
-        let (mut digits, owner) = ([0; 20], owner.text());
+        let (mut digits, owner) = ([0; 20], owner.text_by(self.client));
         let arguments = [millis(lease, &mut digits), &owner].map(Pieces::from);
         let command = self.command(script, &arguments, extra).acknowledged(self.acks);
         checking_rights(command, self.rights())
@@ -253,7 +254,7 @@ impl LockScripts<'_> {
 
     /// Returns the command that releases the lock, and grants it to the next process if one waits.
     pub(crate) fn release_command(self, owner: &Owner, chain: Chain) -> Command {
-        self.end_command(self.script_set().release, &owner.text(), chain)
+        self.end_command(self.script_set().release, &owner.text_by(self.client), chain)
     }
 
     /// Returns the command that removes the owner from the queue, and releases its lock.

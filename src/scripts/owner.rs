@@ -185,18 +185,22 @@ impl Owner {
     pub(crate) fn text(&self) -> OwnerText {
         match self {
             Self::Lock { client, number, mode } => {
-                let (mut text, mut digits) = (OwnerText::EMPTY, [0; 20]);
-                text.len = client.hyphenated().encode_lower(&mut text.bytes).len();
-                text.push(b":");
-                text.push(decimal(*number, &mut digits));
-                text.push(mode.suffix().as_bytes());
-                text
+                let mut uuid = [0; UUID];
+                client.hyphenated().encode_lower(&mut uuid);
+                OwnerText::of_lock(&uuid, *number, *mode)
             }
-            Self::Permit(id) => {
-                let mut text = OwnerText::EMPTY;
-                text.push(id.as_bytes());
-                text
+            Self::Permit(id) => OwnerText::of([id.as_bytes()]),
+        }
+    }
+
+    /// Like [`text`](Self::text), but takes the text of the uuid from `id` if the owner is this
+    /// client's.
+    pub(crate) fn text_by(&self, id: &ClientId) -> OwnerText {
+        match self {
+            Self::Lock { client, number, mode } if client.as_u128() == id.seed => {
+                OwnerText::of_lock(id.uuid.as_bytes(), *number, *mode)
             }
+            _ => self.text(),
         }
     }
 
@@ -243,12 +247,18 @@ pub(crate) struct OwnerText {
 }
 
 impl OwnerText {
-    const EMPTY: Self = Self { bytes: [0; LONGEST], len: 0 };
+    fn of_lock(uuid: &[u8], number: u64, mode: Mode) -> Self {
+        Self::of([uuid, b":", decimal(number, &mut [0; 20]), mode.suffix().as_bytes()])
+    }
 
-    fn push(&mut self, piece: &[u8]) {
-        let end = self.len + piece.len();
-        self.bytes[self.len..end].copy_from_slice(piece);
-        self.len = end;
+    fn of<const N: usize>(pieces: [&[u8]; N]) -> Self {
+        let mut text = Self { bytes: [0; LONGEST], len: 0 };
+        for piece in pieces {
+            let end = text.len + piece.len();
+            text.bytes[text.len..end].copy_from_slice(piece);
+            text.len = end;
+        }
+        text
     }
 }
 

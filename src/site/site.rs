@@ -82,7 +82,7 @@ impl Site {
 
     pub(crate) fn scripts(&self) -> LockScripts<'_> {
         let (database, acks) = (self.core.database(), self.core.config.replica_acks);
-        LockScripts { route: &self.route, keys: self.keys(), database, acks }
+        LockScripts { route: &self.route, keys: self.keys(), client: &self.core.id, database, acks }
     }
 
     /// Returns the error of a failed request for the lock. If the server is in trouble, also fails

@@ -44,7 +44,7 @@ pub(crate) fn give_back_unclaimed(
     let owner = format!("{}:{owner}{}", core.id.as_str(), mode.suffix());
     let keys = LockKeys::new(&name, mode, details.tokens.is_some());
     let route = core.route(&name);
-    let scripts = LockScripts { route: &route, keys, database, acks: None };
+    let scripts = LockScripts { route: &route, keys, client: &core.id, database, acks: None };
     let command = scripts.give_up_command(owner.as_bytes(), details.chain);
     core.watchdog.clean_up(Cleanup::unclaimed(&name, command));
 }
