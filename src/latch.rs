@@ -524,12 +524,12 @@ impl QueueSite for LatchSite {
     fn transfer_leadership(
         &self,
         leadership: QueueLeadership,
-        lead: Option<Lead<LatchRequestState>>,
+        lead: Option<Box<Lead<LatchRequestState>>>,
     ) {
         // The next leader may wait for a newer count, so it asks at once. It needs this leader's
         // request state: otherwise it would mistake the end of the time to live for the last
         // count-down.
-        let lead = lead.map(|lead| Lead::new(lead.request_state));
+        let lead = lead.map(|lead| Box::new(Lead::new(lead.request_state)));
         let (wake, _left) = self.with_queue(|queue| queue.promote(leadership, lead));
         wake.now();
     }

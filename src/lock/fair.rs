@@ -214,7 +214,8 @@ impl Synchronizer for FairLock {
     ) -> Result<Option<Arc<Tenancy>>, Error> {
         let (Self { handle, queue }, hold) = (self, &tenancy.hold());
         let Handle { site, .. } = handle;
-        let Some(Lead { request_state: entry, .. }) = &mut leadership.lead else { return Ok(None) };
+        let Some(lead) = &mut leadership.lead else { return Ok(None) };
+        let entry = &mut lead.request_state;
         let is_ours = match entry.stand_down() {
             _ if !entry.is_owner_of(hold) => {
                 let is_held = tenancy.is_held();
@@ -233,7 +234,7 @@ impl Synchronizer for FairLock {
         };
         if !is_ours {
             let another = FairEntry::new(queue, claim.thread, claim.need, None);
-            leadership.lead = Some(Lead::new(another));
+            leadership.lead = Some(Box::new(Lead::new(another)));
             return Ok(None);
         }
         entry.become_hold(hold);

@@ -264,8 +264,8 @@ impl<I> Order<I> {
         &mut self,
         mode: Mode,
         leadership: QueueLeadership,
-        lead: Option<Lead<I>>,
-    ) -> (Wake, Option<Lead<I>>) {
+        lead: Option<Box<Lead<I>>>,
+    ) -> (Wake, Option<Box<Lead<I>>>) {
         if self.queue.first().is_some_and(|first| first.need().mode == mode) {
             return self.queue.promote(leadership, lead);
         }

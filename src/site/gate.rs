@@ -176,8 +176,8 @@ impl Gate {
     pub(super) fn transfer_leadership(
         &self,
         leadership: QueueLeadership,
-        lead: Option<Lead<RequestState>>,
-    ) -> Option<Lead<RequestState>> {
+        lead: Option<Box<Lead<RequestState>>>,
+    ) -> Option<Box<Lead<RequestState>>> {
         let (wake, left) = self.state.lock().transfer_leadership(self.mode, leadership, lead);
         wake.now();
         left

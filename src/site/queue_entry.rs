@@ -194,7 +194,7 @@ impl QueueSite for Arc<Site> {
     fn transfer_leadership(
         &self,
         leadership: QueueLeadership,
-        lead: Option<Lead<Option<QueueEntry>>>,
+        lead: Option<Box<Lead<Option<QueueEntry>>>>,
     ) {
         let left = self.gate.transfer_leadership(leadership, lead);
         if let Some(entry) = left.and_then(|lead| lead.request_state) {

@@ -124,8 +124,8 @@ pub(crate) enum Enter<N, G, I> {
     /// Other threads of this process wait or hold the lock, and this thread does not wait.
     NotNow,
     Queued(Arc<LocalWaiter<N, G, I>>),
-    /// The thread sends requests. Without a leadership, it sends requests only for itself. (The
-    /// lead is boxed, because this enum is moved even if the thread gets an immediate grant.)
+    /// The thread sends requests. Without a leadership, it sends requests only for itself. (Each
+    /// lead is boxed, because it is large and moved several times, mostly as `None`.)
     Leads(Option<QueueLeadership>, Option<Box<Lead<I>>>),
 }
 
@@ -342,9 +342,8 @@ impl<'a, S: Synchronizer> Driver<'a, S> {
             // needs the same mode. If no thread waits, the client gives up its entry in Redis's
             // queue. Only `admit`, and a fair lock's `request_state`, may take the leadership out
             // of the guard earlier.
-            let lead = lead.map(|lead| *lead);
             let site = synchronizer.site();
-            return self.lead_until_granted(LeadershipGuard::new(site, leadership, lead));
+            return self.lead_until_granted(LeadershipGuard { site, leadership, lead });
         }
     }
 
@@ -516,16 +515,17 @@ pub(crate) struct LeadershipGuard<'a, Q: QueueSite> {
     site: &'a Q,
     /// `None` if the thread sends requests only for itself, or no longer leads.
     pub(crate) leadership: Option<QueueLeadership>,
-    pub(crate) lead: Option<Lead<Q::RequestState>>,
+    pub(crate) lead: Option<Box<Lead<Q::RequestState>>>,
 }
 
 impl<'a, Q: QueueSite> LeadershipGuard<'a, Q> {
+    #[inline]
     pub(crate) fn new(
         site: &'a Q,
         leadership: Option<QueueLeadership>,
         lead: Option<Lead<Q::RequestState>>,
     ) -> Self {
-        Self { site, leadership, lead }
+        Self { site, leadership, lead: lead.map(Box::new) }
     }
 
     pub(crate) fn lead_or(
@@ -533,7 +533,7 @@ impl<'a, Q: QueueSite> LeadershipGuard<'a, Q> {
         request_state: impl FnOnce(&mut Option<QueueLeadership>) -> Q::RequestState,
     ) -> &mut Lead<Q::RequestState> {
         let leadership = &mut self.leadership;
-        self.lead.get_or_insert_with(|| Lead::new(request_state(leadership)))
+        self.lead.get_or_insert_with(|| Box::new(Lead::new(request_state(leadership))))
     }
 
     /// Transfers the leadership, as the drop does on a path that does not call this.

@@ -202,13 +202,13 @@ impl<N, G, I> Queue<N, G, I> {
     pub(crate) fn promote(
         &mut self,
         leadership: QueueLeadership,
-        lead: Option<Lead<I>>,
-    ) -> (Wake, Option<Lead<I>>) {
+        lead: Option<Box<Lead<I>>>,
+    ) -> (Wake, Option<Box<Lead<I>>>) {
         let Some(first) = self.pop() else {
             self.resign(leadership);
             return (Wake::NOBODY, lead);
         };
-        (first.signal(Signal::Leadership(Some(leadership), lead.map(Box::new))), None)
+        (first.signal(Signal::Leadership(Some(leadership), lead)), None)
     }
 
     /// Returns the first waiters in order, at most `most` of them, and leaves them in the queue.
@@ -340,7 +340,7 @@ pub(crate) trait QueueSite {
     fn transfer_leadership(
         &self,
         leadership: QueueLeadership,
-        lead: Option<Lead<Self::RequestState>>,
+        lead: Option<Box<Lead<Self::RequestState>>>,
     ) {
         let (wake, _left) = self.with_queue(|queue| queue.promote(leadership, lead));
         wake.now();

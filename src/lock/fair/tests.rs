@@ -357,7 +357,7 @@ fn a_grant_that_comes_when_a_passed_hold_was_taken_is_given_back() {
     // message.
     let mailbox = mailbox(&leader);
     pass(&lock, &leader);
-    let Lead { listening, request_state: entry } = leader.lead.as_mut().unwrap();
+    let Lead { listening, request_state: entry } = &mut **leader.lead.as_mut().unwrap();
     assert!(entry.collect(listening).is_some());
     let (server_time, lease, details, database, lock) = (1, TIMEOUT, &b"-"[..], 0, name);
     let grant = Message::Grant { server_time, lease, details, database, lock };

@@ -254,7 +254,7 @@ impl<S: PermitSource> QueueSite for Arc<S> {
     fn transfer_leadership(
         &self,
         leadership: QueueLeadership,
-        _: Option<Lead<PermitRequestState>>,
+        _: Option<Box<Lead<PermitRequestState>>>,
     ) {
         // A thread may have passed permits to the leader just when the leader got other permits or
         // gave up.

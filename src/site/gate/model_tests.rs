@@ -104,7 +104,7 @@ impl QueueSite for ModelSite {
     fn transfer_leadership(
         &self,
         leadership: QueueLeadership,
-        lead: Option<Lead<Option<QueueEntry>>>,
+        lead: Option<Box<Lead<Option<QueueEntry>>>>,
     ) {
         self.leads_no_more();
         let (wake, _left) = self.with_queue(|queue| queue.promote(leadership, lead));

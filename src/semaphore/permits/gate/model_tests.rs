@@ -85,7 +85,7 @@ impl QueueSite for PermitPool {
     fn transfer_leadership(
         &self,
         leadership: QueueLeadership,
-        _: Option<Lead<PermitRequestState>>,
+        _: Option<Box<Lead<PermitRequestState>>>,
     ) {
         if let Some(passed) = self.gate.end_leadership(leadership) {
             self.give_back(passed.number);
