@@ -70,9 +70,8 @@ pub(crate) struct Hold {
     /// How many of the grant's 1,024 fencing tokens are used: see [`may_pass`](Self::may_pass). A
     /// hold without tokens does not use this field.
     pub(super) tokens_used: AtomicU16,
-    /// Keeps the owner registered as a recipient while messages may name it. (Boxed, because most
-    /// holds do not need it.)
-    pub(super) _registered: Option<Box<Arc<Registered>>>,
+    /// Keeps the owner registered as a recipient while messages may name it.
+    pub(super) _registered: Option<Arc<Registered>>,
     /// Keeps the owner live until the hold is released. `None` for a permit.
     live: Option<KeepsLive>,
     /// The request for which the server granted the hold.
@@ -209,7 +208,7 @@ impl Hold {
         registered: Option<Arc<Registered>>,
     ) -> Self {
         let wanted = AtomicU64::new(u64::from(details.places > 0));
-        Self { details, _registered: registered.map(Box::new), wanted, ..self }
+        Self { details, _registered: registered, wanted, ..self }
     }
 
     /// Returns the hold with a fair lock's line.
