@@ -8,7 +8,6 @@ use redis::{
     RedisResult, Value,
 };
 
-use super::limit::deadline_in;
 use super::login::Login;
 use super::reply::{is_refusal, turns_away};
 use super::resp::ReplyReader;
@@ -242,7 +241,8 @@ impl Connection {
 
     /// Reads the next reply or pushed message within the read timeout, for a subscriber.
     pub(crate) fn recv_response(&mut self) -> RedisResult<Value> {
-        self.receive_any_until(deadline_in(self.read_timeout))
+        self.stream.socket().set_time(Instant::now(), self.read_timeout);
+        self.take_any()
     }
 
     /// Reads a reply until `deadline`, skipping pushed messages before it. After an error the
@@ -258,6 +258,10 @@ impl Connection {
     /// Reads the next reply or pushed message until `deadline`, for a listener.
     pub(super) fn receive_any_until(&mut self, deadline: Instant) -> RedisResult<Value> {
         self.stream.socket().set_deadline(deadline);
+        self.take_any()
+    }
+
+    fn take_any(&mut self) -> RedisResult<Value> {
         match &mut self.stream {
             Stream::Plain(socket) => self.replies.take(socket),
             #[cfg(feature = "tls")]
