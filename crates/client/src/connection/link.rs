@@ -516,9 +516,12 @@ impl Link {
     /// Returns the receivers whose threads sleep for replies that no thread reads, in the order of
     /// the replies.
     pub(super) fn abandoned(&self) -> impl Iterator<Item = &Arc<dyn ReplyReceiver>> {
-        let owed = self.owed.iter().filter(|it| it.awaited);
-        let owed = owed.filter_map(|it| it.receiver.as_ref());
-        self.acknowledgements.awaited().chain(owed).filter(|_| self.reader_left)
+        let awaited = self.reader_left.then(|| {
+            let owed = self.owed.iter().filter(|it| it.awaited);
+            let owed = owed.filter_map(|it| it.receiver.as_ref());
+            self.acknowledgements.awaited().chain(owed)
+        });
+        awaited.into_iter().flatten()
     }
 
     /// Appends a WAIT to `bytes`. The WAIT asks whether the replicas have all earlier changes.

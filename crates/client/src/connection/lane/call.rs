@@ -178,11 +178,13 @@ impl Lane {
         // drop makes the first call in the queue the next combiner, which writes the whole queue in
         // one packet (`combine_queue`).
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
-        match combiner.write_and_read(queue) {
+        if !queue.is_empty()
+            && let Err(unsent @ Failure::Unsent(_)) = combiner.write_and_read(queue)
+        {
             // No connection could be opened, and the caller need not wait for a second attempt.
-            Err(unsent @ Failure::Unsent(_)) => Err(unsent),
-            Ok(()) | Err(_) => combiner.exchange(command),
+            return Err(unsent);
         }
+        combiner.exchange(command)
     }
 
     /// Waits for the reply: sleeps until another thread has read it, or combines when this thread

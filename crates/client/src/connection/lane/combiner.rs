@@ -204,17 +204,16 @@ impl Drop for Combiner<'_> {
                 let own = Waker::current();
                 state.queue.retain(|pending| !pending.is_of(&own));
             }
-            let queued = state.queue.iter().filter_map(|pending| match pending {
+            let mut queued = state.queue.iter().filter_map(|pending| match pending {
                 Pending::Call(_, call) => call.take_over(),
                 Pending::Post(..) => None,
             });
             // The calls whose commands are written, and whose replies the leaving thread should
             // have read.
-            let left =
-                self.link.iter().flat_map(|link| link.abandoned()).filter_map(|it| it.take_over());
+            let left = || self.link.as_ref()?.abandoned().find_map(|it| it.take_over());
             // Choose the next combiner while this thread holds the lane's mutex: see
             // `Lane::abandon`.
-            let next = queued.chain(left).next();
+            let next = queued.next().or_else(left);
             if let Some(reader) = next {
                 state.link = self.link.take();
                 drop(state);
