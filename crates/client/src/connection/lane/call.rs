@@ -87,7 +87,8 @@ impl Lane {
     /// [`call_once`](Self::call_once) would return for each command.
     ///
     /// Only the last command is a call. The others are posts before it. A server replies in the
-    /// order of the commands, so their replies have been read when the call has its reply.
+    /// order of the commands, so their replies have usually been read when the call has its reply.
+    /// (If the server did not know the script of a post, the post was sent again behind the call.)
     pub(crate) fn call_each(self: &Arc<Self>, commands: &[Command]) -> Vec<Outcome> {
         let Some((last, posts)) = commands.split_last() else { return Vec::new() };
         let outcomes = Arc::new(Mutex::new(vec![None; posts.len()]));
@@ -99,18 +100,18 @@ impl Lane {
             }
         });
         let last = self.follow(&call, Limit::current().as_ref());
-        // If the limit of the thread is over, the posts may run later, even if the call was never
-        // sent.
-        let cause = match &last {
-            Ok(_) => Cause::new(late(), self.endpoint.health()),
-            Err(failure) => failure.cause().clone(),
-        };
-        let left = || Err(Failure::TimedOut(cause.clone()));
+        let is_left = |failure: &Failure| failure.is_the_links();
+        let mut left = last.as_ref().err().filter(|failure| is_left(failure)).cloned();
+        if left.is_none() && outcomes.lock().iter().any(Option::is_none) {
+            left = self.call_once(&Command::plain(&[b"PING"])).err();
+        }
+        // A post without an outcome may still run, even if the call was never sent.
+        let cause = left.map(|failure| failure.cause().clone());
+        let cause = cause.unwrap_or_else(|| Cause::new(late(), self.endpoint.health()));
+        let missing = || Err(Failure::TimedOut(cause.clone()));
         let mut outcomes = outcomes.lock();
-        let mut each: Vec<_> =
-            outcomes.iter_mut().map(|it| it.take().unwrap_or_else(left)).collect();
-        each.push(last);
-        each
+        let posts = outcomes.iter_mut().map(|it| it.take().unwrap_or_else(missing));
+        posts.chain([last]).collect()
     }
 
     /// Sends `copy` in the place of a command that may have run, with this `outcome`. The `bool`
@@ -259,7 +260,7 @@ impl Lane {
         let room = combiner.room(limit);
         let mut state = self.state.lock();
         let packet = take_first(&mut state.queue, room);
-        state.served = packet.len();
+        state.served = calls_in(&packet);
         drop(state);
         let begun = Instant::now();
         combiner.write_and_read_limited(packet, limit);
@@ -317,7 +318,7 @@ impl Lane {
         let mut state = self.state.lock();
         let link = state.link.take();
         let queue = std::mem::take(&mut state.queue);
-        state.served = queue.len();
+        state.served = calls_in(&queue);
         drop(state);
         let mut combiner = Combiner::new(self, link, self.endpoint.connect_timeout());
         let begun = Instant::now();
@@ -347,6 +348,11 @@ impl Lane {
             thread::yield_now();
         }
     }
+}
+
+/// The number of threads whose calls are in this queue.
+fn calls_in(queue: &VecDeque<Pending>) -> usize {
+    queue.iter().filter(|pending| matches!(pending, Pending::Call(..))).count()
 }
 
 impl LaneState {

@@ -258,6 +258,18 @@ fn each_command_of_a_packet_has_its_own_outcome() {
     assert!(lane.call_each(&[]).is_empty());
 }
 
+/// The server does not know the script, so the client sends it again behind the last command.
+#[test]
+fn a_script_that_the_server_does_not_know_has_its_outcome_in_a_packet_too() {
+    static NEW: LazyLock<CachedScript> = LazyLock::new(|| CachedScript::new("return 'ran'"));
+    let server = Server::start().unwrap();
+    let lane = connected(&server.url());
+    let script = Command::script::<&[u8]>(&NEW, &[b"key"], &[]);
+    let outcomes = lane.call_each(&[script, Command::plain(&[b"ECHO", b"last"])]);
+    let [Ok(ran), Ok(last)] = &outcomes[..] else { panic!("{outcomes:?}") };
+    assert_eq!([ran, last], ["ran", "last"].map(|it| Value::BulkString(it.into())).each_ref());
+}
+
 /// The replies that the thread did not wait for reach no later caller.
 #[test]
 fn a_thread_that_leaves_a_packet_knows_that_each_command_may_run() {
