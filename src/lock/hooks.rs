@@ -36,7 +36,24 @@ pub(super) fn acquire(
     let Site { core, name, .. } = &*handle.site;
     // The driver `acquire` calls the hooks below. The thread sleeps between these calls.
     let claim = Claim { thread, need: handle.need(), wait };
-    let acquired = waiting::acquire(&Hooks { handle }, (core, name), &claim);
+    settled(handle, waiting::acquire(&Hooks { handle }, (core, name), &claim))
+}
+
+/// Continues a call that has entered in this way.
+pub(super) fn drive(
+    handle: &Handle,
+    claim: &Claim<'_, LockNeed>,
+    begun: u64,
+    entered: Result<EnterOf<Hooks<'_>>, Error>,
+) -> Result<Option<Arc<Tenancy>>, Error> {
+    let Site { core, name, .. } = &*handle.site;
+    settled(handle, waiting::drive(&Hooks { handle }, (core, name), claim, begun, entered))
+}
+
+fn settled(
+    handle: &Handle,
+    acquired: Result<Option<Arc<Tenancy>>, Error>,
+) -> Result<Option<Arc<Tenancy>>, Error> {
     if !matches!(acquired, Ok(Some(_))) {
         // A thread that waited may have left the queue, so the holder's callbacks need the new
         // state.

@@ -14,7 +14,6 @@ use crate::error::{Error, ErrorKind};
 use crate::lock::together;
 use crate::lock::{AsLock, Handle, HeldLock, HeldLocks, Lock, Part, Parts, Variant};
 use crate::name::Name;
-use crate::scripts::multi::AllTaken;
 use crate::waiting::Wait;
 
 pub use self::guard::{MultiLockGuard, OwnedMultiLockGuard};
@@ -388,15 +387,12 @@ impl MultiLock {
         }
         // The drop of `levels` releases the taken parts, the last part first.
         let mut levels = self.levels();
-        match together::take(&self.parts, thread, wait) {
-            AllTaken::Taken(held) => {
-                levels.held = held;
-                return Ok(Some(levels));
-            }
-            AllTaken::Held if !wait.blocks() => return Ok(None),
-            AllTaken::Held | AllTaken::OneByOne => {}
+        let taken = together::take(&self.parts, thread, wait);
+        match taken.map_err(|error| self.failed(&self.parts[0], error))? {
+            Some(taken) => levels.held = taken,
+            None => return Ok(None),
         }
-        for part in &*self.parts {
+        for part in &self.parts[levels.held.len()..] {
             let acquired = part.acquire(thread, *wait).map(|held| held.and_then(HeldLocks::one));
             match acquired.map_err(|error| self.failed(part, error))? {
                 Some(held) => levels.held.push(held),

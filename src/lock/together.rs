@@ -3,13 +3,15 @@
 //!
 //! ```text
 //! lead at the gate of each lock, without a wait     else: take one lock after the other
-//! ask for all locks                                 not granted: leave all gates, then as above
-//! admit each lock, in order                         lost meanwhile: give all back, then as above
+//! ask for all locks                                 not granted: leave the other gates, and wait
+//!                                                   for the first lock as its leader
+//! admit each lock, in order                         lost meanwhile: give all back, then one after
+//!                                                   the other
 //! ```
 //!
 //! The request takes all locks or none. If it got no reply and may have run, each lock's entry
-//! gives back the grant that the server may have made, as after a request for that lock alone.
-//! Errors are not reported: a lock that is asked for alone reports the same error.
+//! gives back the grant that the server may have made, as after a request for that lock alone. The
+//! call then goes on as after a failed request for the first lock.
 
 use std::sync::Arc;
 
@@ -19,19 +21,25 @@ use super::hooks::Hooks;
 use super::{HeldLock, Part};
 use crate::error::Error;
 use crate::observe::Way;
-use crate::scripts::Mode;
 use crate::scripts::multi::AllTaken;
+use crate::scripts::{Mode, Trouble};
 use crate::site::{QueueEntry, ask_for_all, go_together};
-use crate::waiting::{self, Claim, Enter, Lead, LeadershipGuard, Synchronizer as _, Wait};
+use crate::waiting::{
+    self, Claim, Enter, Lead, LeadershipGuard, QueueSite as _, Synchronizer as _, Wait,
+};
 
-/// Tries to take all of these locks with one request. Does not wait for other threads.
+/// Tries to take all of these locks with one request. Returns the locks that the thread has taken:
+/// all of them, only the first, or none. The thread then takes the others one after the other.
+/// Returns `None` if the wait ended before the first grant.
 pub(super) fn take(
     parts: &[Arc<dyn Part>],
     thread: &Arc<Thread>,
     wait: &Wait<'_>,
-) -> AllTaken<HeldLock> {
-    let [first, ..] = parts else { return AllTaken::OneByOne };
-    let (site, terms) = (&first.handle().site, first.handle().terms());
+) -> Result<Option<Vec<HeldLock>>, Error> {
+    const NONE: Result<Option<Vec<HeldLock>>, Error> = Ok(Some(Vec::new()));
+    let [first, ..] = parts else { return NONE };
+    let handle = first.handle();
+    let (site, terms) = (&handle.site, handle.terms());
     let core = &site.core;
     let is_plain = |part: &Arc<dyn Part>| {
         let handle = part.handle();
@@ -48,42 +56,49 @@ pub(super) fn take(
     // If this process has just released a lock that another process had handed to it, another
     // process most likely has the lock now.
     if !is_one_request || site.gate.has_just_relayed(clock::now()) {
-        return AllTaken::OneByOne;
+        return NONE;
     }
     let _limited = wait.limits(core);
     let begun = if core.is_observed() { clock::now() } else { 0 };
-    let claim = Claim { thread, need: first.handle().need(), wait: *wait };
+    let claim = Claim { thread, need: handle.need(), wait: *wait };
     let mut leaderships = Vec::with_capacity(parts.len());
     for site in &sites {
-        let Some(leadership) = site.gate.try_lead() else { return AllTaken::OneByOne };
+        let Some(leadership) = site.gate.try_lead() else { return NONE };
         let lead = Lead::new(Some(QueueEntry::new(site, claim.need.terms)));
         leaderships.push(LeadershipGuard::new(*site, Some(leadership), Some(lead)));
     }
-    let asked = sites.into_iter().zip(&mut leaderships).filter_map(|(site, leadership)| {
+    let arrivals = site.arrivals();
+    let asked = sites.iter().copied().zip(&mut leaderships).filter_map(|(site, leadership)| {
         Some((site, leadership.lead.as_mut()?.request_state.as_mut()?))
     });
-    let tenancies = match ask_for_all(&mut asked.collect::<Vec<_>>(), &claim) {
-        AllTaken::Taken(tenancies) => tenancies,
-        AllTaken::Held => return AllTaken::Held,
-        AllTaken::OneByOne => return AllTaken::OneByOne,
-    };
-    let mut held = Vec::with_capacity(parts.len());
-    for ((part, mut leadership), tenancy) in parts.iter().zip(leaderships).zip(tenancies) {
-        let handle = part.handle();
-        let hooks = Hooks { handle };
-        // If this process has lost the lock since the grant, the returns below give back all locks.
-        // If this thread kept one of them, it would wait for the lost lock, while another thread
-        // that has the lost lock may wait for the kept one.
-        let Ok(Some(tenancy)) = hooks.admit(&mut leadership, tenancy, &claim) else {
-            return AllTaken::OneByOne;
-        };
-        held.push(HeldLock::new(handle, Arc::clone(&tenancy)));
-        // The driver only counts the grant and reports it to the observer, which may fork.
-        let (name, granted) = (&handle.site.name, Ok(Enter::Granted(tenancy, Way::Free)));
-        let reported = waiting::drive(&hooks, (core, name), &claim, begun, granted);
-        if reported.and_then(|_| Error::if_forked(name)).is_err() {
-            return AllTaken::OneByOne;
+    let asked = ask_for_all(&mut asked.collect::<Vec<_>>(), &claim);
+    if let Ok(AllTaken::Taken(tenancies)) = asked {
+        let mut held = Vec::with_capacity(parts.len());
+        for ((part, mut leadership), tenancy) in parts.iter().zip(leaderships).zip(tenancies) {
+            let handle = part.handle();
+            let (hooks, name) = (Hooks { handle }, &handle.site.name);
+            // If this process has lost the lock since the grant, the thread gives all locks back.
+            // If it kept one of them, it would wait for the lost lock, while another thread that
+            // has the lost lock may wait for the kept one.
+            let Some(tenancy) = hooks.admit(&mut leadership, tenancy, &claim)? else { return NONE };
+            held.push(HeldLock::new(handle, Arc::clone(&tenancy)));
+            // The driver only counts the grant and reports it to the observer, which may fork.
+            let granted = Ok(Enter::Granted(tenancy, Way::Free));
+            waiting::drive(&hooks, (core, name), &claim, begun, granted)?;
+            Error::if_forked(name)?;
         }
+        return Ok(Some(held));
     }
-    AllTaken::Taken(held)
+    // The thread leaves the gates of the other locks before it waits for the first.
+    leaderships.truncate(1);
+    let entered = match asked {
+        Ok(AllTaken::Held) if !wait.blocks() => Ok(Enter::NotNow),
+        Err(trouble) if !matches!(trouble, Trouble::Refused(_)) => {
+            Err(site.not_taken(trouble, arrivals))
+        }
+        _ => Ok(leaderships.pop().map_or(Enter::NotNow, LeadershipGuard::into_entered)),
+    };
+    drop(leaderships);
+    let tenancy = super::hooks::drive(handle, &claim, begun, entered)?;
+    Ok(tenancy.map(|tenancy| vec![HeldLock::new(handle, tenancy)]))
 }

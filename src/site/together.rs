@@ -10,10 +10,10 @@ use crate::ask::{Asked, EntryReply};
 use crate::error::Error;
 use crate::hold::{GrantDetails, HoldLevel, Tenancy};
 use crate::order::{LeaveOutcome, LockNeed};
-use crate::scripts::Replied;
 use crate::scripts::multi::{self, AllTaken};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
+use crate::scripts::{Replied, Trouble};
 use crate::waiting::{Claim, Try};
 
 /// The maximum number of locks in one request. While the server runs a request, it cannot serve
@@ -38,7 +38,7 @@ pub(crate) fn go_together(sites: &[&Arc<Site>]) -> bool {
 pub(crate) fn ask_for_all(
     asked: &mut [(&Arc<Site>, &mut QueueEntry)],
     claim: &Claim<'_, LockNeed>,
-) -> AllTaken<Arc<Tenancy>> {
+) -> Result<AllTaken<Arc<Tenancy>>, Trouble> {
     let (waits, lease) = (claim.wait.blocks(), claim.need.terms.lease());
     for (site, entry) in &mut *asked {
         let _first = entry.machine.begin_request(Asked::now(site), lease, false);
@@ -54,7 +54,7 @@ pub(crate) fn ask_for_all(
                     **entry = QueueEntry::new(site, claim.need.terms);
                 }
             }
-            return AllTaken::OneByOne;
+            return Err(trouble);
         }
     };
     let now = clock::now();
@@ -76,7 +76,8 @@ pub(crate) fn ask_for_all(
         }
     });
     let tenancies: Vec<_> = answered.collect();
-    if tenancies.len() == asked.len() { AllTaken::Taken(tenancies) } else { otherwise }
+    let is_taken = tenancies.len() == asked.len();
+    Ok(if is_taken { AllTaken::Taken(tenancies) } else { otherwise })
 }
 
 /// Ends one level of each of these tenancies, as [`Site::leave`] does. The locks are all different,

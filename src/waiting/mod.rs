@@ -536,6 +536,11 @@ impl<'a, Q: QueueSite> LeadershipGuard<'a, Q> {
         self.lead.get_or_insert_with(|| Box::new(Lead::new(request_state(leadership))))
     }
 
+    /// Lets a call enter as the leader, with this leadership and this lead.
+    pub(crate) fn into_entered(mut self) -> Enter<Q::Need, Q::Grant, Q::RequestState> {
+        Enter::Leads(self.leadership.take(), self.lead.take())
+    }
+
     /// Transfers the leadership, as the drop does on a path that does not call this.
     pub(crate) fn transfer(self) {
         drop(self);

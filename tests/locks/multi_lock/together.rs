@@ -1,6 +1,6 @@
 //! Several locks that one request takes or releases.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use redlatch::{LockGuard, OwnedMultiLockGuard};
 
@@ -434,4 +434,55 @@ fn a_thread_that_waits_for_a_lock_keeps_none_behind_it() {
         robs.robbed.lock().unwrap().clear();
         assert!(got_here && got_there, "nobody else can have c while the thread waits for b");
     });
+}
+
+/// Counts the waits that began, and those that ended without a grant.
+#[derive(Default)]
+struct Waits([AtomicUsize; 2]);
+
+impl redlatch::observe::Observer for Waits {
+    fn wait_started(&self, _: &redlatch::observe::Event<'_>) {
+        self.0[0].fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn gave_up(&self, _: &redlatch::observe::Event<'_, Option<ErrorKind>>) {
+        self.0[1].fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_try_that_finds_one_held_is_told_to_the_observer() {
+    let server = server();
+    let waits = Arc::new(Waits::default());
+    let client = Client::builder(&server.url()).observer(Arc::clone(&waits)).connect().unwrap();
+    let taken = super::client(&server).reentrant_lock("b").lock_owned().unwrap();
+    assert!(all_of(&client, &NAMES).try_lock().unwrap().into_option().is_none());
+    let [began, gave_up] = waits.0.each_ref().map(|count| count.load(Ordering::SeqCst));
+    assert_eq!((began, gave_up), (1, 1));
+    taken.unlock().unwrap();
+}
+
+/// The server stands still, so neither thread knows whether a lock is taken.
+#[test]
+fn during_an_outage_a_call_with_a_limit_fails_and_so_does_the_waiter_behind_it() {
+    let server = server();
+    let client = client(&server);
+    let (all, alone) = (all_of(&client, &NAMES), client.reentrant_lock("a"));
+    all.lock().unwrap().unlock().unwrap();
+    server.pause();
+    // A server that has answered within the last second counts as working.
+    thread::sleep(Duration::from_millis(1_200));
+    let begun = Instant::now();
+    let limit = TIME_UNIT * 5;
+    let behind = spawn(move || {
+        thread::sleep(TIME_UNIT * 2);
+        alone.try_lock_for(limit - TIME_UNIT * 2 + TIME_UNIT / 10).map(drop)
+    });
+    let outcome = all.try_lock_for(limit).map(drop);
+    let lasted = begun.elapsed();
+    let behind = behind.join();
+    server.resume();
+    assert!(outcome.is_err() && behind.is_err(), "{outcome:?}, {behind:?}");
+    // An attempt of its own for each lock would need a limit of its own.
+    assert!(lasted < limit * 2, "{lasted:?}");
 }
