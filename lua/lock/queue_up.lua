@@ -1,7 +1,6 @@
 -- Comes after free.lua in acquire.lua, or before free.lua if the lock is most likely held. This
 -- part handles a request while another redlatch owner has the lock. If an owner asks for the first
 -- time, it gets an entry. If an owner asks again and still has its entry, it gets only a reply.
--- (A holder with an odd number hears of its waiters. The rest of the script tells it.)
 --
 -- The rest of the script would do the same, but would run PTTL for every first request. In this
 -- part only the first owner in the queue gets the remaining lease, because that owner asks again
@@ -20,7 +19,7 @@ local redis, KEYS, ARGV = redis, KEYS, ARGV
 local holders = redis.pcall('hrandfield', KEYS[1], '2')
 local held_by = holders and holders[1]
 local is_held = held_by and not holders[2] and held_by ~= ARGV[2]
-    and string.sub(held_by, 15, 15) == '8' and string.find(held_by, '^:%d*[02468]$', 37)
+    and string.sub(held_by, 15, 15) == '8' and string.find(held_by, '^:%d+$', 37)
 if is_held and ARGV[4] then
     local clock, left = redis.call('time'), redis.call('pttl', KEYS[1])
     local place = left >= 0 and left < 1e14 and string.find(held_by, '^[%x-]+:')
@@ -41,6 +40,14 @@ elseif is_held and redis.acl_check_cmd('lrem', KEYS[2], '', '') then
         if (place == 0 and type(left) == 'number' and left >= 0 and left < 1e14
             or place > 0 and redis.pcall('lpos', KEYS[2], ARGV[2]) == place)
             and redis.pcall('pexpire', KEYS[2], '60000') == 1 then
+            -- This does the same as `send_wanted` in ../prelude.lua.
+            local number = place == 0 and string.find(held_by, '[13579]$', -1)
+                and string.sub(held_by, 38)
+            if number and tonumber(number) >= 2^50 then
+                redis.pcall('publish',
+                    'redisson_lock__channel:{redlatch:' .. string.sub(held_by, 1, 36) .. '}',
+                    'want ' .. number .. ' ' .. KEYS[1])
+            end
             return clock[1] .. ' ' .. clock[2] .. ' '
                 .. (left and left .. ' 0' or '2000 ' .. place) .. ' 1'
         end

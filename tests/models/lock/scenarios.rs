@@ -397,8 +397,8 @@ fn mute_waiter(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
 /// it may not remove an entry either, no entry is added.
 fn refused_waiter(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     let mut master = direct(server, scripts);
-    // With this number the client expects that the lock is held, and does not hear of waiters.
-    let asks = Request::Acquire { number: 4, lease: LEASE, again: None };
+    // With this number the client expects that the lock is held.
+    let asks = Request::Acquire { number: 2, lease: LEASE, again: None };
     ensure(matches!(master.run(1, &asks), Reply::Granted { .. }), "it is not free")?;
     for (waits, denied) in [(0, "pttl"), (0, "pexpire"), (1, "pexpire"), (1, "lpos")] {
         for rules in [&[format!("-{denied}")][..], &[format!("-{denied}"), "-lrem".to_owned()]] {
@@ -590,7 +590,7 @@ fn silent(server: &Server, scripts: &Scripts) -> Result<(), Broken> {
     // take no shortcut.
     for is_ours in [true, false] {
         let (mut direct, _listeners) = lapsed(server, scripts);
-        let holder = format!("{}:2", uuid(is_ours, 5));
+        let holder = format!("{}:1", uuid(is_ours, 5));
         let () = direct.command(&["HSET", "orders", &holder, "1"]);
         let () = direct.command(&["PEXPIRE", "orders", "20000"]);
         ask_again(&mut direct, 3, 2_600, Some(0));
