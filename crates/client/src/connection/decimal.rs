@@ -27,7 +27,7 @@ pub fn write_decimal(number: u64, digits: &mut [u8]) -> usize {
 }
 
 /// Reads the digits at the beginning of `text`. Returns their number, and the text after them.
-/// Returns `None` if there are no digits, or more than 19: such a number might not fit.
+/// Returns `None` if there are no digits, or if their number does not fit.
 #[inline]
 pub fn leading_number(text: &[u8]) -> Option<(u64, &[u8])> {
     let (mut number, mut digits) = (0_u64, 0);
@@ -35,7 +35,12 @@ pub fn leading_number(text: &[u8]) -> Option<(u64, &[u8])> {
         number = number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0'));
         digits += 1;
     }
-    (1..=19).contains(&digits).then(|| (number, &text[digits..]))
+    let (word, rest) = text.split_at(digits);
+    // A number of 19 digits cannot overflow.
+    if digits > 19 {
+        number = str::from_utf8(word).ok()?.parse().ok()?;
+    }
+    (digits > 0).then_some((number, rest))
 }
 
 /// Reads numbers with a `separator` between any two. Returns `None` in place of a word that is not
@@ -57,12 +62,12 @@ mod tests {
 
     #[test]
     fn a_number_ends_at_the_first_other_byte() {
-        for number in [0, 9, 10, 9_999_999_999_999_999_999] {
+        for number in [0, 9, 10, 9_999_999_999_999_999_999, u64::MAX] {
             let text = format!("{number} 5");
             assert_eq!(leading_number(text.as_bytes()), Some((number, &b" 5"[..])));
             assert_eq!(leading_number(number.to_string().as_bytes()), Some((number, &b""[..])));
         }
-        for text in ["", " 1", "-1", "+1", "x", "10000000000000000000"] {
+        for text in ["", " 1", "-1", "+1", "x", "18446744073709551616", "100000000000000000000"] {
             assert_eq!(leading_number(text.as_bytes()), None, "{text}");
         }
     }

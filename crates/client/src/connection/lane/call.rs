@@ -100,17 +100,15 @@ impl Lane {
             }
         });
         let last = self.follow(&call, Limit::current().as_ref());
-        let is_left = |failure: &Failure| failure.is_the_links();
-        let mut left = last.as_ref().err().filter(|failure| is_left(failure)).cloned();
-        if left.is_none() && outcomes.lock().iter().any(Option::is_none) {
-            left = self.call_once(&Command::plain(&[b"PING"])).err();
+        let is_on_link = !last.as_ref().is_err_and(Failure::is_the_links);
+        if is_on_link && outcomes.lock().iter().any(Option::is_none) {
+            let _ = self.call_once(&Command::plain(&[b"PING"]));
         }
-        // A post without an outcome may still run, even if the call was never sent.
-        let cause = left.map(|failure| failure.cause().clone());
-        let cause = cause.unwrap_or_else(|| Cause::new(late(), self.endpoint.health()));
-        let missing = || Err(Failure::TimedOut(cause.clone()));
+        // A post still has no outcome if the limit of the thread is over. The post may run later,
+        // even if the call was never sent.
+        let late = || Err(Failure::TimedOut(Cause::new(late(), self.endpoint.health())));
         let mut outcomes = outcomes.lock();
-        let posts = outcomes.iter_mut().map(|it| it.take().unwrap_or_else(missing));
+        let posts = outcomes.iter_mut().map(|it| it.take().unwrap_or_else(late));
         posts.chain([last]).collect()
     }
 
