@@ -194,8 +194,8 @@ impl HeldLock {
         self.handle.site.leave(&self.tenancy, self.level(), how)
     }
 
-    /// Leaves all these levels with one request for all releases. Returns the levels in `Err` if
-    /// each level needs its own request.
+    /// Leaves all these levels with one packet for all releases. Returns the levels in `Err` if their
+    /// releases cannot go out together.
     pub(super) fn leave_all(mut held: Vec<Self>) -> Result<Vec<Result<(), Error>>, Vec<Self>> {
         let sites: Vec<_> = held.iter().map(|held| &held.handle.site).collect();
         if !go_together(&sites) || held.iter().any(|held| held.minimum_level.is_some()) {

@@ -39,18 +39,9 @@ pub(super) fn acquire(
     settled(handle, waiting::acquire(&Hooks { handle }, (core, name), &claim))
 }
 
-/// Continues a call that has entered in this way.
-pub(super) fn drive(
-    handle: &Handle,
-    claim: &Claim<'_, LockNeed>,
-    begun: u64,
-    entered: Result<EnterOf<Hooks<'_>>, Error>,
-) -> Result<Option<Arc<Tenancy>>, Error> {
-    let Site { core, name, .. } = &*handle.site;
-    settled(handle, waiting::drive(&Hooks { handle }, (core, name), claim, begun, entered))
-}
-
-fn settled(
+/// Returns the outcome of a call. If the call got no grant, updates what the holder's callbacks
+/// know of waiters.
+pub(super) fn settled(
     handle: &Handle,
     acquired: Result<Option<Arc<Tenancy>>, Error>,
 ) -> Result<Option<Arc<Tenancy>>, Error> {

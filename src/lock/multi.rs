@@ -388,10 +388,9 @@ impl MultiLock {
         // The drop of `levels` releases the taken parts, the last part first.
         let mut levels = self.levels();
         let taken = together::take(&self.parts, thread, wait);
-        match taken.map_err(|error| self.failed(&self.parts[0], error))? {
-            Some(taken) => levels.held = taken,
-            None => return Ok(None),
-        }
+        let taken = taken.map_err(|error| self.failed(&self.parts[0], error))?;
+        let Some(taken) = taken else { return Ok(None) };
+        levels.held = taken;
         for part in &self.parts[levels.held.len()..] {
             let acquired = part.acquire(thread, *wait).map(|held| held.and_then(HeldLocks::one));
             match acquired.map_err(|error| self.failed(part, error))? {

@@ -11,13 +11,14 @@
 //!
 //! The request takes all locks or none. If it got no reply and may have run, each lock's entry
 //! gives back the grant that the server may have made, as after a request for that lock alone. The
-//! call then goes on as after a failed request for the first lock.
+//! call then waits for the first lock under a new owner, if the error permits it.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use redlatch_client::sync::{Thread, clock};
+use redlatch_client::sync::{Thread, clock, is_forked};
 
-use super::hooks::Hooks;
+use super::hooks::{self, Hooks};
 use super::{HeldLock, Part};
 use crate::error::Error;
 use crate::observe::Way;
@@ -37,8 +38,7 @@ pub(super) fn take(
     wait: &Wait<'_>,
 ) -> Result<Option<Vec<HeldLock>>, Error> {
     const NONE: Result<Option<Vec<HeldLock>>, Error> = Ok(Some(Vec::new()));
-    let [first, ..] = parts else { return NONE };
-    let handle = first.handle();
+    let handle = parts[0].handle();
     let (site, terms) = (&handle.site, handle.terms());
     let core = &site.core;
     let is_plain = |part: &Arc<dyn Part>| {
@@ -72,33 +72,45 @@ pub(super) fn take(
         Some((site, leadership.lead.as_mut()?.request_state.as_mut()?))
     });
     let asked = ask_for_all(&mut asked.collect::<Vec<_>>(), &claim);
-    if let Ok(AllTaken::Taken(tenancies)) = asked {
-        let mut held = Vec::with_capacity(parts.len());
-        for ((part, mut leadership), tenancy) in parts.iter().zip(leaderships).zip(tenancies) {
-            let handle = part.handle();
-            let (hooks, name) = (Hooks { handle }, &handle.site.name);
-            // If this process has lost the lock since the grant, the thread gives all locks back.
-            // If it kept one of them, it would wait for the lost lock, while another thread that
-            // has the lost lock may wait for the kept one.
-            let Some(tenancy) = hooks.admit(&mut leadership, tenancy, &claim)? else { return NONE };
-            held.push(HeldLock::new(handle, Arc::clone(&tenancy)));
-            // The driver only counts the grant and reports it to the observer, which may fork.
-            let granted = Ok(Enter::Granted(tenancy, Way::Free));
-            waiting::drive(&hooks, (core, name), &claim, begun, granted)?;
-            Error::if_forked(name)?;
-        }
-        return Ok(Some(held));
+    match &asked {
+        Ok(_) => site.was_answered(Instant::now()),
+        Err(_) => site.was_not_answered(),
     }
     // The thread leaves the gates of the other locks before it waits for the first.
-    leaderships.truncate(1);
     let entered = match asked {
-        Ok(AllTaken::Held) if !wait.blocks() => Ok(Enter::NotNow),
-        Err(trouble) if !matches!(trouble, Trouble::Refused(_)) => {
-            Err(site.not_taken(trouble, arrivals))
+        Ok(AllTaken::Taken(tenancies)) => {
+            let granted = parts.iter().zip(leaderships.drain(..)).zip(tenancies);
+            let admitted = granted.map(|((part, mut leadership), tenancy)| {
+                let handle = part.handle();
+                let (hooks, name) = (Hooks { handle }, &handle.site.name);
+                // If this process has lost the lock since the grant, the thread gives all locks
+                // back. If it kept one of them, it would wait for the lost lock, while another
+                // thread that has the lost lock may wait for the kept one.
+                let Some(tenancy) = hooks.admit(&mut leadership, tenancy, &claim)? else {
+                    return Ok(None);
+                };
+                let held = HeldLock::new(handle, Arc::clone(&tenancy));
+                // The driver only counts the grant and reports it to the observer, which may fork.
+                let granted = Ok(Enter::Granted(tenancy, Way::Free));
+                waiting::drive(&hooks, (core, name), &claim, begun, granted)?;
+                Error::if_forked(name).map(|()| Some(held))
+            });
+            match admitted.collect::<Result<Option<_>, _>>() {
+                Ok(None) => return NONE,
+                Err(error) if !is_forked() => Err(error),
+                held => return held,
+            }
         }
-        _ => Ok(leaderships.pop().map_or(Enter::NotNow, LeadershipGuard::into_entered)),
+        Ok(AllTaken::Held) if !wait.blocks() => Ok(Enter::NotNow),
+        Ok(AllTaken::Held | AllTaken::OneByOne) | Err(Trouble::Refused(_)) => {
+            leaderships.truncate(1);
+            Ok(leaderships.pop().map_or(Enter::NotNow, LeadershipGuard::into_entered))
+        }
+        Err(trouble) => Err(site.not_taken(trouble, arrivals)),
     };
     drop(leaderships);
-    let tenancy = super::hooks::drive(handle, &claim, begun, entered)?;
+    let hooks = Hooks { handle };
+    let acquired = waiting::drive(&hooks, (core, &site.name), &claim, begun, entered);
+    let tenancy = hooks::settled(handle, acquired)?;
     Ok(tenancy.map(|tenancy| vec![HeldLock::new(handle, tenancy)]))
 }

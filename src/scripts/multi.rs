@@ -18,27 +18,31 @@ pub(crate) enum AllTaken<T> {
     Taken(Vec<T>),
     /// No lock is taken, because an owner of another client has one of them.
     Held,
-    /// No lock is taken for another reason. The client then requests each lock alone, and the reply
-    /// to one of these requests has the reason.
+    /// No lock is taken for another reason, or the reply was read too late. The client then requests
+    /// each lock alone, and the reply to one of these requests has the reason.
     OneByOne,
 }
 
 /// Takes all of these locks for these owners if all are free and have no waiters. If one of the
 /// locks is taken or has waiters, takes none of them. The request goes over the connection of the
-/// first lock. A taken lock has tokens if it is a fenced lock.
+/// first lock. A taken lock has tokens if it is a fenced lock. There must be at least one lock.
 pub(crate) fn acquire(
     locks: &[(LockScripts<'_>, Owner)],
     lease: Duration,
 ) -> Result<Replied<AllTaken<Option<Tokens>>>, Trouble> {
-    let Some((first, _)) = locks.first() else {
-        return Ok(Replied::acknowledged(AllTaken::OneByOne, false));
-    };
+    let (first, _) = &locks[0];
     let owners: Vec<_> = locks.iter().map(|(_, owner)| owner.text()).collect();
     let mut digits = [0; 20];
     let mut arguments = Vec::with_capacity(1 + locks.len());
     arguments.push(Pieces::from(millis(lease, &mut digits)));
     arguments.extend(owners.iter().map(|owner| Pieces::from(&**owner)));
-    let command = command(&ACQUIRE, locks.iter().map(|(lock, _)| *lock), &arguments);
+    // First the first key of each lock, then the second key of each lock, and so on. All locks have
+    // the same number of keys.
+    let each: Vec<_> = locks.iter().map(|(lock, _)| lock.keys.of_scripts()).collect();
+    let of_each = each[0].1;
+    let keys: Vec<_> =
+        (0..of_each).flat_map(|at| each.iter().map(move |(keys, _)| keys[at])).collect();
+    let command = Command::script(&ACQUIRE, &keys, &arguments).of_names(of_each);
     let command = checking_rights(command, first.rights());
     let (outcome, in_doubt) = first.route.call_twice(&command, || command.clone());
     granted(outcome, in_doubt, first.rights(), |reply| match reply {
@@ -54,18 +58,4 @@ pub(crate) fn acquire(
         Value::Int(0) => Ok(AllTaken::OneByOne),
         other => Err(unexpected(&other)),
     })
-}
-
-/// Makes the command with the keys of all locks: the first key of each lock, then the second key of
-/// each lock, and so on. All locks have the same number of keys.
-fn command<'a>(
-    script: &'static LazyLock<CachedScript>,
-    locks: impl Iterator<Item = LockScripts<'a>>,
-    arguments: &[Pieces<'a>],
-) -> Command {
-    let each: Vec<_> = locks.map(|lock| lock.keys.of_scripts()).collect();
-    let of_each = each.first().map_or(0, |(_, count)| *count);
-    let keys: Vec<_> =
-        (0..of_each).flat_map(|at| each.iter().map(move |(keys, _)| keys[at])).collect();
-    Command::script(script, &keys, arguments).of_names(of_each)
 }

@@ -733,7 +733,8 @@ mod tests {
                     "lock/renew.lua",
                     "lock/keep.lua",
                     "lock/release.lua",
-                    "lock/give_up.lua" // `multi/acquire.lua` also runs the commands for the tokens of fenced locks.
+                    // (`multi/acquire.lua` also runs the commands for the tokens of fenced locks.)
+                    "lock/give_up.lua"
                 ),
             ),
             (

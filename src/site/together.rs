@@ -14,7 +14,7 @@ use crate::scripts::multi::{self, AllTaken};
 #[cfg(soak_mutants)]
 use crate::scripts::mutants;
 use crate::scripts::{Replied, Trouble};
-use crate::waiting::{Claim, Try};
+use crate::waiting::{Claim, LeadershipGuard, Try};
 
 /// The maximum number of locks in one request. While the server runs a request, it cannot serve
 /// other clients.
@@ -85,12 +85,13 @@ pub(crate) fn ask_for_all(
 pub(crate) fn leave_all(
     levels: &[(&Arc<Site>, &Arc<Tenancy>, Option<HoldLevel>)],
 ) -> Vec<Result<(), Error>> {
-    let mut releases = Vec::new();
+    let (mut releases, mut leaderships) = (Vec::new(), Vec::new());
     let mut left = Vec::with_capacity(levels.len());
     for (site, tenancy, which) in levels {
-        let outcome = site.step_out(tenancy, *which, Leaving::Awaited);
-        let release = match &outcome {
-            Ok(LeaveOutcome::Release(seat, _)) => {
+        let mut outcome = site.step_out(tenancy, *which, Leaving::Awaited);
+        let release = match &mut outcome {
+            Ok(LeaveOutcome::Release(seat, leadership)) => {
+                leaderships.push(LeadershipGuard::new(*site, leadership.take(), None));
                 let hold = seat.tenancy.hold();
                 (hold.line.is_none() && !hold.is_kept()).then(|| site.release_command(&hold))
             }
@@ -112,9 +113,10 @@ pub(crate) fn leave_all(
         });
         Ok(is_over.then(|| done.map(drop)))
     });
+    let left: Vec<Result<_, Error>> = left.collect();
     // All leaderships end before the first callback runs, because a callback may take one of these
     // locks.
-    let left: Vec<Result<_, Error>> = left.collect();
+    drop(leaderships);
     let ended = left.into_iter().zip(levels).map(|(done, (site, tenancy, _))| match done? {
         Some(done) => site.tell_end(tenancy, done),
         None => Ok(()),
